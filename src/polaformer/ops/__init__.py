@@ -1,0 +1,3 @@
+"""Polarity-aware linear attention as an operator."""
+
+from .api import pola_attention as pola_attention

@@ -1,0 +1,57 @@
+"""The public operator."""
+
+from __future__ import annotations
+
+from typing import Optional
+
+import torch
+from torch import Tensor
+
+from . import registration
+
+
+def pola_attention(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    power: Tensor,
+    *,
+    key_padding_mask: Optional[Tensor] = None,
+    eps: float = 1e-6,
+    backend: str = "auto",
+) -> Tensor:
+    """Attend with polarity-aware linear attention, at a cost of O((N + M) · D · E).
+
+    With a(x) = max(x, 0)^p and b(x) = max(−x, 0)^p elementwise, query i weighs key j by its same-signed and by its
+    opposite-signed similarity, one for each half of the value channels (v₁: the first ⌈E/2⌉, v₂: the rest):
+
+        s_ij = a(q_i)·a(k_j) + b(q_i)·b(k_j)        y₁_i = mean_j(s_ij v₁_j) / (mean_j s_ij + ε)
+        o_ij = a(q_i)·b(k_j) + b(q_i)·a(k_j)        y₂_i = mean_j(o_ij v₂_j) / (mean_j o_ij + ε)
+
+    Arithmetic is float32 (float64 if an input is float64) whatever the inputs are stored in and with or without autocast,
+    and no intermediate over- or underflows at any scale of q and k. First derivatives only.
+
+    Args:
+        q: Queries, (B, H, N, D), floating point; any N, D ≥ 1.
+        k: Keys, (B, H, M, D); any M ≥ 1.
+        v: Values, (B, H, M, E); any E ≥ 1.
+        power: Exponents p > 0, (H, D), or any shape that broadcasts to (B, H, 1, D).
+        key_padding_mask: (B, M) bool, True = ignore this key, as in `torch.nn.MultiheadAttention`. Ignored keys count
+            neither in the sums nor in the means; a batch entry without any valid key gets output 0.
+        eps: ε > 0 in the denominators.
+        backend: Implementation, 'auto' or 'reference'. 'auto' is 'reference' on every device.
+
+    Returns:
+        [y₁, y₂] of shape (B, H, N, E), in v's dtype.
+
+    Raises:
+        ValueError: an argument has the wrong rank, shape, dtype or device; power is ≤ 0 (seen on the CPU only, where looking
+            does not wait for a device); the backend is unknown.
+
+    Source: PolaFormer, ICLR 2025 (arXiv 2501.15061), section 4.
+    """
+    return torch.ops.polaformer.pola_attention(q, k, v, power, key_padding_mask, eps, backend)
+
+
+# TorchScript does not compile functions with keyword-only defaults; it takes this one as the operator itself.
+torch.jit._builtins._register_builtin(pola_attention, registration.FORWARD)

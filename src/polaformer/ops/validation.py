@@ -1,0 +1,63 @@
+"""Checks of the operator's arguments: shapes and dtypes, and power's values where looking costs no device sync."""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+
+def check_inputs(q: Tensor, k: Tensor, v: Tensor, power: Tensor, key_padding_mask: Tensor | None, eps: float) -> None:
+    """Raise ValueError naming the argument, what it must be and what it was, unless the operator can take them."""
+    for name, x in (("q", q), ("k", k), ("v", v)):
+        if x.ndim != 4:
+            raise ValueError(f"{name} must have 4 dimensions (batch, heads, tokens, channels), got shape {_shape(x)}")
+    for name, x in (("q", q), ("k", k), ("v", v), ("power", power)):
+        if not x.is_floating_point():
+            raise ValueError(f"{name} must have a floating-point dtype, got {x.dtype}")
+        if x.device != q.device:
+            raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
+        if 0 in x.shape:
+            raise ValueError(f"{name} must have at least one element in every dimension, got shape {_shape(x)}")
+    batch, heads, _, channels = q.shape
+    if k.shape[0] != batch or k.shape[1] != heads or k.shape[3] != channels:
+        raise ValueError(
+            f"k must have q's batch, heads and channels, ({batch}, {heads}, M, {channels}), got shape {_shape(k)}"
+        )
+    if v.shape[0] != batch or v.shape[1] != heads or v.shape[2] != k.shape[2]:
+        raise ValueError(
+            f"v must have k's batch, heads and tokens, ({batch}, {heads}, {k.shape[2]}, E), got shape {_shape(v)}"
+        )
+    _check_power(power, batch, heads, channels)
+    if key_padding_mask is not None:
+        _check_mask(key_padding_mask, k)
+    if not eps > 0:
+        raise ValueError(f"eps must be > 0, got {eps}")
+
+
+def _check_power(power: Tensor, batch: int, heads: int, channels: int) -> None:
+    full = (batch, heads, 1, channels)
+    shape = tuple(power.shape)
+    aligned = (*shape[:1], 1, *shape[1:]) if power.ndim == 2 else shape
+    if power.ndim > 4 or any(size not in (1, target) for size, target in zip(reversed(aligned), reversed(full))):
+        raise ValueError(
+            f"power must have shape (heads, channels) = ({heads}, {channels}) or broadcast to {full}, got {_shape(power)}"
+        )
+    # Looking at values on another device would wait for it; fake tensors have none.
+    if power.device.type == "cpu" and type(power).__name__ != "FakeTensor" and bool((power <= 0).any()):
+        raise ValueError(f"power must be > 0 everywhere, got a minimum of {power.min().item():g}")
+
+
+def _check_mask(mask: Tensor, k: Tensor) -> None:
+    expected = (k.shape[0], k.shape[2])
+    if mask.ndim != 2 or mask.shape[0] != expected[0] or mask.shape[1] != expected[1]:
+        raise ValueError(
+            f"key_padding_mask must have shape (batch, keys) = {expected}, got {_shape(mask)}; a mask over query-key pairs "
+            "does not exist in linear attention, instead mask padded keys or call the operator window by window"
+        )
+    if str(mask.dtype) != "torch.bool":
+        raise ValueError(f"key_padding_mask must have dtype torch.bool (True = ignore this key), got {mask.dtype}")
+    if mask.device != k.device:
+        raise ValueError(f"key_padding_mask must be on the device of q, {k.device}, got {mask.device}")
+
+
+def _shape(x: Tensor) -> tuple[int, ...]:
+    return tuple(x.shape)
