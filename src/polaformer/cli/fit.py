@@ -1,0 +1,94 @@
+"""`polaformer fit`: recipe and options become a run."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+import timm
+
+from polaformer.recipe import Recipe
+from polaformer_cli.console import nearest, say
+from polaformer_cli.parser import UsageError
+
+from .recipes import Setting, dump_recipe, load_recipe, suggest_key
+
+SHORT_OPTIONS = {
+    "data": "data.path",
+    "model": "model.name",
+    "checkpoint": "model.checkpoint",
+    "epochs": "train.epochs",
+    "batch_size": "data.batch_size",
+    "lr": "optim.lr",
+    "precision": "train.precision",
+    "seed": "train.seed",
+    "out": "run.dir",
+    "name": "run.name",
+}
+"""Options that are another name of a recipe key."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Train by the recipe the options describe, and say where the results are."""
+    recipe = resolve_recipe(args)
+    if args.print_recipe:
+        say(dump_recipe(recipe))
+        return 0
+    check_model_name(recipe.model.name)
+    # Imported here, because Lightning takes seconds that --print-recipe and a wrong key need not wait for.
+    from polaformer.runs import fit
+
+    result = fit(recipe, resume=Path(args.resume) if args.resume else None)
+    say(f"\nrun folder  {result.folder}")
+    return 0
+
+
+def resolve_recipe(args: argparse.Namespace) -> Recipe:
+    """Make the recipe of a `fit` command: the file --config names or a fitting shipped one, then the options."""
+    if args.unknown:
+        raise UsageError(f"unknown option {args.unknown[0]}{suggest_option(args.unknown[0])}")
+    settings = option_settings(args)
+    recipe = load_recipe(base_recipe(args), settings)
+    if args.epochs is not None and all(setting.key != "optim.warmup_epochs" for setting in settings):
+        keep_warmup_share(recipe, load_recipe(base_recipe(args)).train.epochs)
+    return recipe
+
+
+def base_recipe(args: argparse.Namespace) -> str | Path:
+    """The recipe that the options change: that of --config, of the run to resume, or one that suits the data."""
+    if args.resume is not None:
+        if args.config is not None:
+            raise UsageError("--resume goes on by the run's own recipe; leave out --config")
+        recipe = Path(args.resume) / "recipe.yaml"
+        if not recipe.is_file():
+            raise FileNotFoundError(f"--resume must name a run folder, but {args.resume} holds no recipe.yaml")
+        return recipe
+    if args.config is not None:
+        return args.config
+    return "digits" if args.data in (None, "digits") else "finetune"
+
+
+def option_settings(args: argparse.Namespace) -> list[Setting]:
+    """The options as recipe settings, those given as --section.key last."""
+    short = [
+        Setting(key, text, shown="--" + option.replace("_", "-"))
+        for option, key in SHORT_OPTIONS.items()
+        if (text := getattr(args, option)) is not None
+    ]
+    return short + [Setting(key, text, shown=f"--{key}") for key, text in args.recipe_keys]
+
+
+def suggest_option(word: str) -> str:
+    """The recipe key an unknown option may have meant, as an option."""
+    return suggest_key(word).replace("did you mean ", "did you mean --") or "; --help lists the options"
+
+
+def keep_warmup_share(recipe: Recipe, planned_epochs: int) -> None:
+    """Shorten or lengthen the warm-up with the training, so that --epochs 1 still reaches the peak rate."""
+    recipe.optim.warmup_epochs *= recipe.train.epochs / planned_epochs
+
+
+def check_model_name(name: str) -> None:
+    """Raise for a model timm does not know, naming the nearest it does."""
+    if not timm.is_model(name):
+        raise ValueError(f"model.name must be a timm model, got {name}{nearest(name, timm.list_models())}")

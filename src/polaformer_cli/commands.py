@@ -1,0 +1,190 @@
+"""The commands and their options: the one place that says what each takes and how its help page reads."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from .parser import Parser, whole_number
+
+CHECKPOINT_HELP = "run folder (takes its best weights), or a weights or checkpoint file"
+
+
+@dataclass(frozen=True)
+class Command:
+    """One command of `polaformer`."""
+
+    name: str
+    summary: str
+    """One line for the list of commands."""
+    build: Callable[[str], Parser]
+    """Makes its parser from the line that opens its help page."""
+    takes_recipe_keys: bool = False
+
+    def parser(self) -> Parser:
+        """The command's parser, which also writes its help page."""
+        parser = self.build(f"polaformer {self.name}")
+        if not self.takes_recipe_keys:
+            add_common(parser)
+        return parser
+
+
+def add_common(parser: Parser) -> None:
+    """Add the two options every command has, at the end of its list."""
+    parser.add_argument("--traceback", action="store_true", help="on an error, show where in the code it arose")
+    parser.add_argument("-h", "--help", action="help", help="show this page")
+
+
+def fit_parser(prog: str) -> Parser:
+    """`polaformer fit`."""
+    parser = Parser(
+        prog,
+        usage=f"{prog} [--data PATH] [options] [--section.key VALUE ...]",
+        description="Train an image classifier and keep everything about the run in one folder:\n"
+        "recipe, metrics, learning curves, checkpoints and weights.",
+        epilog="examples:\n"
+        "  polaformer fit --data photos --epochs 20\n"
+        "  polaformer fit --config imagenet/pola_pvt_tiny --data imagenet --train.devices 8\n\n"
+        "Every key of a recipe is an option, too: --optim.clip_grad 1.0, --data.hflip 0.\n"
+        "`polaformer fit --print-recipe` lists them all with their meaning.",
+    )
+    add = parser.add_argument
+    add("--data", metavar="PATH", help="folder with one sub-folder a class, or with train/ and val/ of such; or digits")
+    add("--config", metavar="RECIPE", help="recipe file, or a shipped one: digits, finetune, imagenet/pola_pvt_tiny …")
+    add("--model", metavar="NAME", help="any timm model, such as pola_swin_tiny")
+    add("--checkpoint", metavar="FILE", help="weights to start from; another class count is fine")
+    add("--epochs", metavar="N", help="passes over the training images")
+    add("--batch-size", metavar="N", help="images a step on each process")
+    add("--lr", metavar="X", help="peak learning rate")
+    add("--precision", metavar="P", help="32, bf16, 16 or 64")
+    add("--seed", metavar="N", help="seed of weights, order and augmentation")
+    add("--out", metavar="DIR", help="parent folder of runs (default: runs)")
+    add("--name", metavar="NAME", help="name of this run's folder (default: model and data)")
+    add("--resume", metavar="RUN", help="run folder to go on with, where it stopped")
+    add("--print-recipe", action="store_true", help="print the resolved recipe instead of training")
+    add_common(parser)
+    return parser
+
+
+def score_parser(prog: str, description: str) -> Parser:
+    """The shared options of `validate` and `test`."""
+    parser = Parser(
+        prog,
+        usage=f"{prog} --checkpoint RUN [--data PATH] [options]",
+        description=description,
+        epilog=f"examples:\n  {prog} --checkpoint runs/flowers\n"
+        f"  {prog} --checkpoint runs/flowers/best.safetensors --data other_photos --json",
+    )
+    add = parser.add_argument
+    add("--checkpoint", metavar="RUN", required=True, help=CHECKPOINT_HELP)
+    add("--data", metavar="PATH", help="folder with one sub-folder a class (default: that of the run)")
+    add("--batch-size", metavar="N", type=whole_number, help="images a step")
+    add("--json", action="store_true", help="print the numbers as JSON")
+    return parser
+
+
+def validate_parser(prog: str) -> Parser:
+    """`polaformer validate`."""
+    return score_parser(
+        prog,
+        "Score a trained model on validation images: the held-out part of its own data,\n"
+        "or that of PATH (its val/, or the share split off in training).",
+    )
+
+
+def test_parser(prog: str) -> Parser:
+    """`polaformer test`."""
+    return score_parser(
+        prog,
+        "Score a trained model on test images: PATH/test where there is one, else every\n"
+        "image of PATH. Classes are matched by folder name.",
+    )
+
+
+def predict_parser(prog: str) -> Parser:
+    """`polaformer predict`."""
+    parser = Parser(
+        prog,
+        usage=f"{prog} IMAGE_OR_FOLDER ... --checkpoint RUN [options]",
+        description="Name what is on images: the most probable classes of each, in the order given.\n"
+        "Files that cannot be read are named on stderr, and the exit status is then 1.",
+        epilog="examples:\n"
+        "  polaformer predict photo.jpg --checkpoint runs/flowers\n"
+        "  polaformer predict holiday/ --checkpoint runs/flowers --csv --output holiday.csv",
+    )
+    add = parser.add_argument
+    add("images", metavar="IMAGE_OR_FOLDER", nargs="+", help="image files, and folders searched for them")
+    add("--checkpoint", metavar="RUN", required=True, help=CHECKPOINT_HELP)
+    add("--top", metavar="K", type=whole_number, default=5, help="classes an image (default: 5)")
+    add("--batch-size", metavar="N", type=whole_number, default=32, help="images a step (default: 32)")
+    form = parser.add_mutually_exclusive_group()
+    form.add_argument("--json", action="store_true", help="print JSON instead of a table")
+    form.add_argument("--csv", action="store_true", help="print CSV: path, rank, class, probability")
+    add("--output", metavar="FILE", help="write there instead of to the screen")
+    add("--picture", metavar="FILE", help="also draw the images with their classes, as PNG")
+    return parser
+
+
+def check_data_parser(prog: str) -> Parser:
+    """`polaformer check-data`."""
+    parser = Parser(
+        prog,
+        usage=f"{prog} PATH",
+        description="Look through a folder of images before training on it: its classes with their\n"
+        "counts, and each file or folder that would cause trouble, with the reason.\n"
+        "The exit status is 1 where something must be repaired.",
+        epilog="examples:\n  polaformer check-data photos\n  polaformer check-data photos --json > report.json",
+    )
+    add = parser.add_argument
+    add("path", metavar="PATH", help="folder with one sub-folder a class, or train/ and val/")
+    add("--json", action="store_true", help="print the report as JSON")
+    return parser
+
+
+def demo_parser(prog: str) -> Parser:
+    """`polaformer demo`."""
+    parser = Parser(
+        prog,
+        usage=f"{prog} [--out DIR]",
+        description="Train a small classifier of handwritten digits (1,797 real scans that\n"
+        "scikit-learn ships), score it on a fifth held out, and draw what it predicts.\n"
+        "Takes about a minute on two processor cores, and needs no network.",
+        epilog="examples:\n  polaformer demo\n  polaformer demo --out /tmp/digits",
+    )
+    parser.add_argument("--out", metavar="DIR", default="demo", help="folder of run and picture (default: demo)")
+    return parser
+
+
+COMMANDS = {
+    command.name: command
+    for command in (
+        Command("fit", "train a classifier on a folder of images", fit_parser, takes_recipe_keys=True),
+        Command("validate", "score it on the validation images", validate_parser),
+        Command("test", "score it on other labelled images", test_parser),
+        Command("predict", "name what is on images", predict_parser),
+        Command("check-data", "look for trouble in a folder of images", check_data_parser),
+        Command("demo", "train on handwritten digits and draw the result", demo_parser),
+    )
+}
+
+
+def overview() -> str:
+    """The page `polaformer --help` shows."""
+    width = max(map(len, COMMANDS))
+    lines = [
+        "usage: polaformer COMMAND [options]",
+        "",
+        "Image classification with polarity-aware linear attention (PolaFormer).",
+        "",
+        "commands:",
+        *(f"  {command.name:<{width}}  {command.summary}" for command in COMMANDS.values()),
+        "",
+        "options:",
+        f"  {'--version':<{width}}  show the version",
+        f"  {'--help':<{width}}  show this page; `polaformer COMMAND --help` shows a command's own",
+        "",
+        "examples:",
+        "  polaformer demo",
+        "  polaformer fit --data photos --epochs 20",
+    ]
+    return "\n".join(lines)
