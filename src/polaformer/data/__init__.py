@@ -1,0 +1,1 @@
+"""Images for classification: reading, listing, splitting, loading, checking."""

@@ -1,0 +1,148 @@
+"""What is wrong with a folder of images, before a run finds out."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from .folders import read_folder
+from .images import ImageError, load_image
+from .split import DataSplit, LabelledImages, class_table
+
+SMALL_SIDE = 32  # pixels; below it the deepest stage of a pyramid sees less than one token
+LONG_ASPECT = 20.0  # a centre crop of a longer strip shows little of it, and resizing it needs much memory
+PROBLEMS_SHOWN = 50
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One finding.
+
+    Args:
+        path: the file or folder concerned.
+        reason: what is wrong, one line.
+        severity: "error" where training would stop or lose the image, "warning" where it goes on.
+    """
+
+    path: str
+    reason: str
+    severity: Literal["error", "warning"]
+
+
+@dataclass(frozen=True)
+class DataReport:
+    """What `check_data` found.
+
+    Args:
+        path: the folder.
+        split: its images by role; None where it cannot be used at all.
+        problems: errors first.
+    """
+
+    path: str
+    split: DataSplit | None
+    problems: list[Problem]
+
+    @property
+    def ok(self) -> bool:
+        """Whether there are no errors; warnings may remain."""
+        return all(problem.severity != "error" for problem in self.problems)
+
+    def render(self, most: int = PROBLEMS_SHOWN) -> str:
+        """The report as plain text.
+
+        Args:
+            most: problems listed; the rest are counted in one line.
+
+        Returns:
+            Lines without a final newline.
+        """
+        lines = [f"{self.path}"]
+        if self.split is not None:
+            lines += [class_table(self.split, most=1000), ""]
+        lines += [f"{problem.severity}: {problem.path}: {problem.reason}" for problem in self.problems[:most]]
+        if len(self.problems) > most:
+            lines.append(f"... and {len(self.problems) - most} more")
+        counts = Counter(problem.severity for problem in self.problems)
+        lines.append(f"{counts['error']} errors, {counts['warning']} warnings")
+        return "\n".join(lines)
+
+
+def check_data(
+    path: str | os.PathLike[str], val_fraction: float = 0.2, split_seed: int = 0, num_threads: int | None = None
+) -> DataReport:
+    """Read every image under a folder and list what is wrong.
+
+    Errors: a layout that cannot be used; files that cannot be decoded; a held-out class that training lacks.
+    Warnings: class folders without images, classes missing from a set, files with other endings, images under 32 pixels
+    or longer than 20:1, and equal files, be they in two classes or in both the training and a held-out set.
+
+    Args:
+        path: the folder, as `data.path` of a recipe.
+        val_fraction: share held out where there is no held-out folder.
+        split_seed: seed of that split.
+        num_threads: threads that decode; null for one a core.
+
+    Returns:
+        The report; problems are no exceptions here.
+    """
+    root = os.fspath(path)
+    try:
+        split = read_folder(root, val_fraction, split_seed)
+    except ValueError as error:
+        return DataReport(root, None, [Problem(root, str(error), "error")])
+    problems = [Problem(root, note, "warning") for note in split.notes]
+    problems += [
+        Problem(root, f"{count} files ending in {ending} are passed over", "warning")
+        for ending, count in sorted(split.ignored.items())
+    ]
+    equal_files: defaultdict[bytes, list[tuple[str, int, str]]] = defaultdict(list)
+    with ThreadPoolExecutor(num_threads or os.cpu_count()) as pool:
+        for role, images in _roles(split):
+            for index, (found, digest) in enumerate(pool.map(_inspect, map(images.path, range(len(images))))):
+                problems += found
+                if digest is not None:
+                    equal_files[digest].append((role, int(images.labels[index]), images.path(index)))
+    problems += _duplicates(equal_files, split.class_names)
+    return DataReport(root, split, sorted(problems, key=lambda problem: problem.severity))
+
+
+def _roles(split: DataSplit) -> Iterator[tuple[str, LabelledImages]]:
+    yield "train", split.train
+    yield "val", split.val
+    if split.test is not None:
+        yield "test", split.test
+
+
+def _inspect(path: str) -> tuple[list[Problem], bytes | None]:
+    try:
+        content = Path(path).read_bytes()
+        width, height = load_image(content).size
+    except OSError as error:
+        return [Problem(path, str(error.strerror), "error")], None
+    except ImageError as error:
+        return [Problem(path, error.reason, "error")], None
+    problems = []
+    if min(width, height) < SMALL_SIDE:
+        problems.append(Problem(path, f"is small ({width}x{height} pixels, under {SMALL_SIDE})", "warning"))
+    if max(width, height) > LONG_ASPECT * min(width, height):
+        problems.append(
+            Problem(path, f"is a strip ({width}x{height} pixels), of which a square shows little", "warning")
+        )
+    return problems, hashlib.sha256(content).digest()
+
+
+def _duplicates(equal_files: dict[bytes, list[tuple[str, int, str]]], class_names: list[str]) -> Iterator[Problem]:
+    for (role, label, path), *others in equal_files.values():
+        for other_role, other_label, other in others:
+            if label != other_label:
+                names = f"{class_names[label]!r} and {class_names[other_label]!r}"
+                yield Problem(other, f"equals {path}, in another class ({names})", "warning")
+            elif (role == "train") != (other_role == "train"):
+                yield Problem(other, f"equals {path}, in both the {role} and the {other_role} set", "warning")
