@@ -28,6 +28,11 @@ def gradients(function, inputs, grad):
     return output.detach(), torch.autograd.grad(output, leaves, grad)
 
 
+def definition_of(inputs, mask=None):
+    q, k, v, power = inputs
+    return quadratic_attention(q, k, v, power[:, None], mask)
+
+
 def relative(actual, expected, floor=0.0):
     """Largest difference over the largest expected magnitude; floor: what the storage dtype cannot tell from zero."""
     difference = (actual.double() - expected).abs().max()
@@ -167,7 +172,7 @@ def test_degenerate_inputs_are_finite_forward_and_backward(case, dtype):
     for x in (output, *grads):
         assert x.isfinite().all()
     stored = [x.double() for x in inputs]
-    expected = quadratic_attention(*stored[:3], stored[3][:, None], mask)
+    expected = definition_of(stored, mask)
     limit = LIMITS.get(dtype, 1e-9)
     torch.testing.assert_close(output.double(), expected, rtol=limit, atol=limit * v.abs().max().item())
     if case == "all masked":
@@ -232,7 +237,7 @@ def test_gradients_at_zero_are_zero():
 def test_float32_islands_are_what_keeps_autocast_exact(monkeypatch):
     """If the arithmetic followed autocast, the accuracy test above would have to fail."""
     inputs = [x.float() for x in make_inputs(2, 3, 131, 257, 31, 37)]
-    expected = quadratic_attention(*[x.double() for x in inputs[:3]], inputs[3].double()[:, None])
+    expected = definition_of([x.double() for x in inputs])
     monkeypatch.setattr(reference, "_without_autocast", lambda x: torch.autocast("cpu", torch.float16))
     assert relative(pola_attention(*inputs), expected) > LIMITS[torch.float32]
 
@@ -241,8 +246,8 @@ def test_non_contiguous_views_give_the_same():
     fused = torch.randn(2, 13, 3, 3, 5, generator=torch.Generator().manual_seed(1), dtype=torch.float64)
     q, k, v = fused.permute(2, 0, 3, 1, 4)
     power = torch.full((3, 5), 2.5, dtype=torch.float64)
-    copies = [x.contiguous() for x in (q, k, v)]
-    assert torch.equal(pola_attention(q, k, v, power), pola_attention(*copies, power))
+    copied = pola_attention(q.contiguous(), k.contiguous(), v.contiguous(), power)
+    assert torch.equal(pola_attention(q, k, v, power), copied)
 
 
 def test_mixed_dtypes_return_the_dtype_of_v():

@@ -1,6 +1,7 @@
 """A wrong argument gets one line that names it, what it must be and what it was."""
 
 import re
+from typing import Any
 
 import pytest
 import torch
@@ -8,7 +9,7 @@ import torch
 from polaformer import pola_attention
 
 
-def arguments(**changes):
+def arguments(**changes: Any) -> dict[str, Any]:
     values = {
         "q": torch.ones(2, 3, 7, 5),
         "k": torch.ones(2, 3, 11, 5),
