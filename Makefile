@@ -2,31 +2,35 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
+INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint bench clean
+.PHONY: demo test lint clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# Installed once for each change of the dependency lists.
+# Installed again when the dependency lists change.
 $(VENV)/.train: $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[train]"
-	touch $@
+	@echo "Installing polaformer and what training needs into $(VENV) (PyTorch is large: some minutes) ..."
+	$(INSTALL) -e ".[train]"
+	@touch $@
 
 $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e ".[dev]"
-	touch $@ $(VENV)/.train
+	@echo "Installing polaformer and what its tests need into $(VENV) (PyTorch is large: some minutes) ..."
+	$(INSTALL) -e ".[dev]"
+	@touch $@ $(VENV)/.train
 
 demo: $(VENV)/.train
 	$(BIN)/polaformer demo
 
+# One thread a worker: two workers on two cores do not fight for them.
 test: $(VENV)/.dev
-	$(BIN)/python -m pytest -n 2
+	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/pyright
+	$(BIN)/pyright --pythonpath $(BIN)/python
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info
