@@ -72,7 +72,7 @@ class DataConfig:
     """Probability of random erasing."""
     remode: Literal["const", "rand", "pixel"] = "pixel"
     """Filling of random erasing."""
-    max_bad_fraction: float = 0.05
+    max_bad_fraction: float = 0.1
     """Share of unreadable files above which training stops; below it they are named, and another image of the class stands in."""
 
 

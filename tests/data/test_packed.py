@@ -22,11 +22,10 @@ def test_index_out_of_range(index):
         PackedStrings(STRINGS)[index]
 
 
-@pytest.mark.slow
-def test_a_million_paths_are_two_arrays():
-    count = 1_000_003
+def test_many_paths_are_two_arrays():
+    count = 100_003
     packed = PackedStrings(f"class_{number % 101}/image_{number:07d}.jpg" for number in range(count))
     assert all(type(value) is np.ndarray for value in vars(packed).values())
     characters = sum(len(f"class_{number % 101}/image_0000000.jpg") for number in range(count))
     assert len(pickle.dumps(packed)) < characters + 8 * (count + 1) + 1_000
-    assert packed[1_000_002] == f"class_{1_000_002 % 101}/image_1000002.jpg"
+    assert packed[100_002] == f"class_{100_002 % 101}/image_0100002.jpg"
