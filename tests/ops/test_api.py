@@ -87,11 +87,12 @@ def test_hand_computed_case():
 )
 @pytest.mark.parametrize("dtype", LIMITS, ids=["fp32", "bf16", "fp16"])
 @pytest.mark.parametrize("one_signed", [False, True], ids=["two-signed", "one-signed"])
+@pytest.mark.parametrize("alpha", [4.0, 7.0])
 @pytest.mark.parametrize("scale", SCALES)
-def test_low_precision_equals_float64(scale, one_signed, dtype, autocast):
+def test_low_precision_equals_float64(scale, alpha, one_signed, dtype, autocast):
     sizes = (2, 3, 131, 257, 31, 37)
-    inputs = [x.to(dtype) for x in make_inputs(*sizes, scale=scale, one_signed=one_signed)]
-    inputs[3] = make_inputs(*sizes)[3].float()
+    inputs = [x.to(dtype) for x in make_inputs(*sizes, scale=scale, one_signed=one_signed, alpha=alpha)]
+    inputs[3] = make_inputs(*sizes, alpha=alpha)[3].float()
     stored = [x.double() for x in inputs]
     # A loss scaler's work: gradients of q and k go as 1 / scale, those of v as 1, and float16 can store neither end.
     grad = (torch.randn(2, 3, 131, 37, generator=torch.Generator().manual_seed(5)) * scale**0.5).to(dtype)
@@ -256,3 +257,24 @@ def test_mixed_dtypes_return_the_dtype_of_v():
     assert output.dtype is torch.float16
     expected = quadratic_attention(q.float().double(), k.bfloat16().double(), v.half().double(), power[:, None])
     assert relative(output, expected) <= 2e-3
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("tokens", "dtype"),
+    [(n, torch.float32) for n in (1, 17, 255, 257, 12544, 43884, 66800)]
+    + [(n, dtype) for n in (257, 12544) for dtype in (torch.bfloat16, torch.float16)],
+)
+def test_long_sequences_equal_float64(tokens, dtype):
+    q, k, v, power = make_inputs(1, 1, tokens, tokens, 31, 37)
+    inputs = [*(x.to(dtype) for x in (q, k, v)), power.float()]
+    grad = torch.randn(1, 1, tokens, 37, generator=torch.Generator().manual_seed(5)).to(dtype)
+    # The quadratic definition does not fit in memory here; float64 arithmetic was checked against it above.
+    expected, expected_grads = gradients(pola_attention, [x.double() for x in inputs], grad.double())
+    output, grads = gradients(pola_attention, inputs, grad)
+    assert relative(output, expected) <= LIMITS[dtype]
+    for actual, wanted in zip(grads, expected_grads):
+        # With one key everything but ε cancels in the gradients of q and k: what is left is rounding of terms of size 1.
+        floor = 1.0 if tokens == 1 else torch.finfo(actual.dtype).tiny
+        assert actual.isfinite().all()
+        assert relative(actual, wanted, floor) <= 10 * LIMITS[dtype]
