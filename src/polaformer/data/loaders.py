@@ -28,19 +28,19 @@ class _Loader(Generic[DatasetT, SamplerT]):
 
     Args:
         dataset: yields samples by key.
-        sampler: yields lists of keys.
+        batch_sampler: yields lists of keys.
         num_workers: loader processes; at most as many as there are cores are started.
     """
 
-    def __init__(self, dataset: DatasetT, sampler: SamplerT, num_workers: int) -> None:
+    def __init__(self, dataset: DatasetT, batch_sampler: SamplerT, num_workers: int) -> None:
         self.dataset = dataset
-        self.sampler = sampler
+        self.batch_sampler = batch_sampler
         self.num_workers = min(num_workers, _cores())
         self.bad_files: dict[str, str] = {}
         self._torch_loader: DataLoader[Batch] | None = None
 
     def __len__(self) -> int:
-        return len(self.sampler)
+        return len(self.batch_sampler)
 
     def shutdown(self) -> None:
         """End the loader processes; iterating starts new ones."""
@@ -54,7 +54,7 @@ class _Loader(Generic[DatasetT, SamplerT]):
     def _start(self) -> DataLoader[Batch]:
         return DataLoader(
             self.dataset,
-            batch_sampler=self.sampler,
+            batch_sampler=self.batch_sampler,
             num_workers=self.num_workers,
             collate_fn=collate,
             pin_memory=torch.cuda.is_available(),
@@ -78,7 +78,7 @@ class TrainLoader(_Loader[TrainDataset, TrainBatchSampler]):
 
     Args:
         dataset: training images.
-        sampler: their order and position.
+        batch_sampler: their order and position.
         num_workers: loader processes.
         max_bad_fraction: share of one pass's images on this process above which unreadable files end the run.
         class_names: for the error where a class has no readable image.
@@ -90,19 +90,24 @@ class TrainLoader(_Loader[TrainDataset, TrainBatchSampler]):
     def __init__(
         self,
         dataset: TrainDataset,
-        sampler: TrainBatchSampler,
+        batch_sampler: TrainBatchSampler,
         num_workers: int,
         max_bad_fraction: float,
         class_names: list[str],
     ) -> None:
-        super().__init__(dataset, sampler, num_workers)
+        super().__init__(dataset, batch_sampler, num_workers)
         self.max_bad_fraction = max_bad_fraction
         self.class_names = class_names
+
+    @property
+    def sampler(self) -> TrainBatchSampler:
+        """The batch sampler by the name under which Lightning looks for `set_epoch`."""
+        return self.batch_sampler
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         bad_in_pass: set[str] = set()
         for batch in self._batches():
-            self.sampler.advance()
+            self.batch_sampler.advance()
             self._name(batch, "another of its class stands in")
             bad_in_pass.update(path for path, _ in batch.failures)
             self._check_share(bad_in_pass)
@@ -114,7 +119,7 @@ class TrainLoader(_Loader[TrainDataset, TrainBatchSampler]):
             yield batch.images, batch.labels
 
     def _check_share(self, bad: set[str]) -> None:
-        total = self.sampler.images_per_epoch
+        total = self.batch_sampler.images_per_epoch
         if len(bad) > self.max_bad_fraction * total:
             path = min(bad)
             raise ValueError(
@@ -125,11 +130,11 @@ class TrainLoader(_Loader[TrainDataset, TrainBatchSampler]):
 
     def state_dict(self) -> Position:
         """The position after the last batch handed out."""
-        return self.sampler.state_dict()
+        return self.batch_sampler.state_dict()
 
     def load_state_dict(self, state: Position) -> None:
         """Continue from a saved position, see `TrainBatchSampler.load_state_dict`."""
-        self.sampler.load_state_dict(state)
+        self.batch_sampler.load_state_dict(state)
 
 
 class EvalLoader(_Loader[EvalDataset, EvalBatchSampler]):
@@ -139,7 +144,7 @@ class EvalLoader(_Loader[EvalDataset, EvalBatchSampler]):
 
     Args:
         dataset: held-out images.
-        sampler: this process's share.
+        batch_sampler: this process's share.
         num_workers: loader processes.
     """
 
