@@ -6,7 +6,6 @@ import argparse
 import os
 import sys
 from collections.abc import Sequence
-from importlib.metadata import version
 
 from .commands import COMMANDS, overview
 from .console import complain, nearest, say
@@ -31,6 +30,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         say(overview())
         return 0
     if arguments[0] == "--version":
+        # Imported here: it takes as long as all the rest of a help page.
+        from importlib.metadata import version
+
         say(f"polaformer {version('polaformer')}")
         return 0
     try:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 from importlib import import_module
 
+from .messages import plain_messages
+
 
 def run_command(args: argparse.Namespace) -> int:
     """Carry out one command and return its exit status.
@@ -15,4 +17,5 @@ def run_command(args: argparse.Namespace) -> int:
     modules = {"validate": "score", "test": "score", "check-data": "check_data"}
     module = modules.get(args.command, args.command)
     # One module at a time: check-data and predict do not wait for what only training imports.
-    return import_module(f"{__name__}.{module}").run(args)
+    with plain_messages(f"polaformer {args.command}"):
+        return import_module(f"{__name__}.{module}").run(args)

@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import shlex
+import signal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import timm
 
 from polaformer.recipe import Recipe
-from polaformer_cli.console import nearest, say
+from polaformer_cli.console import complain, nearest, say
 from polaformer_cli.parser import UsageError
 
 from .recipes import Setting, dump_recipe, load_recipe, suggest_key
+
+if TYPE_CHECKING:
+    from polaformer.runs import RunResult
 
 SHORT_OPTIONS = {
     "data": "data.path",
@@ -36,11 +42,30 @@ def run(args: argparse.Namespace) -> int:
         return 0
     check_model_name(recipe.model.name)
     # Imported here, because Lightning takes seconds that --print-recipe and a wrong key need not wait for.
-    from polaformer.runs import fit
+    from polaformer.runs import NonFiniteError, fit
 
-    result = fit(recipe, resume=Path(args.resume) if args.resume else None)
-    say(f"\nrun folder  {result.folder}")
+    try:
+        result = fit(recipe, resume=args.resume)
+    except NonFiniteError as error:
+        complain("polaformer fit", f"stopped: {error}")
+        return 1
+    if result.interrupted_by is not None:
+        return interrupted_status("polaformer fit", result)
+    say(result_text(result))
     return 0
+
+
+def result_text(result: RunResult) -> str:
+    """What to know after a run: its best epoch, its folder, and how to use it."""
+    folder = shlex.quote(str(result.folder))
+    best = "" if result.best_top1 is None else f"best top-1  {result.best_top1:.2%} (epoch {result.best_epoch})\n"
+    return f"\n{best}run folder  {folder}\nuse it      polaformer predict IMAGE --checkpoint {folder}"
+
+
+def interrupted_status(program: str, result: RunResult) -> int:
+    """Say how to go on with a run that a signal ended, and return the exit status shells give that signal."""
+    complain(program, f"stopped by {result.interrupted_by}; go on with: {result.resume_command}")
+    return 128 + signal.Signals[result.interrupted_by or "SIGINT"]
 
 
 def resolve_recipe(args: argparse.Namespace) -> Recipe:
@@ -49,7 +74,11 @@ def resolve_recipe(args: argparse.Namespace) -> Recipe:
         raise UsageError(f"unknown option {args.unknown[0]}{suggest_option(args.unknown[0])}")
     settings = option_settings(args)
     recipe = load_recipe(base_recipe(args), settings)
-    if args.epochs is not None and all(setting.key != "optim.warmup_epochs" for setting in settings):
+    if (
+        args.epochs is not None
+        and args.resume is None
+        and all(setting.key != "optim.warmup_epochs" for setting in settings)
+    ):
         keep_warmup_share(recipe, load_recipe(base_recipe(args)).train.epochs)
     return recipe
 
@@ -59,7 +88,8 @@ def base_recipe(args: argparse.Namespace) -> str | Path:
     if args.resume is not None:
         if args.config is not None:
             raise UsageError("--resume goes on by the run's own recipe; leave out --config")
-        recipe = Path(args.resume) / "recipe.yaml"
+        run = Path(args.resume)
+        recipe = (run if run.is_dir() else run.parent) / "recipe.yaml"
         if not recipe.is_file():
             raise FileNotFoundError(f"--resume must name a run folder, but {args.resume} holds no recipe.yaml")
         return recipe

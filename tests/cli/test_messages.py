@@ -1,0 +1,19 @@
+import logging
+import warnings
+
+import pytest
+
+from polaformer.cli.messages import plain_messages
+
+
+def test_log_lines_and_warnings_are_plain__and_only_inside(capsys: pytest.CaptureFixture[str]) -> None:
+    logger = logging.getLogger("polaformer")
+    handlers = list(logger.handlers)
+    with plain_messages("polaformer fit"):
+        warnings.simplefilter("always")
+        logger.info("2 classes")
+        warnings.warn("no images\nof 'cat'", UserWarning, stacklevel=1)
+    assert capsys.readouterr().err == "2 classes\npolaformer fit: warning: no images of 'cat'\n"
+    assert logger.handlers == handlers
+    with pytest.warns(UserWarning, match="outside"):
+        warnings.warn("outside", UserWarning, stacklevel=1)

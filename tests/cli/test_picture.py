@@ -1,0 +1,54 @@
+from pathlib import Path
+
+import numpy as np
+import PIL.Image
+import pytest
+
+from polaformer.cli.picture import NEUTRAL, RIGHT, WRONG, Tile, draw_tiles, shorten
+
+GREY = PIL.Image.radial_gradient("L").resize((8, 11))
+
+
+def rgb(color: str) -> tuple[int, ...]:
+    return tuple(int(color[start : start + 2], 16) for start in (1, 3, 5))
+
+
+def pixels_of(color: str, path: Path) -> int:
+    with PIL.Image.open(path) as image:
+        return int((np.asarray(image.convert("RGB")) == rgb(color)).all(-1).sum())
+
+
+def test_tile__colour_and_caption() -> None:
+    assert (Tile(GREY, "3", 0.904, true="3").color(), Tile(GREY, "3", 0.9, true="8").color()) == (RIGHT, WRONG)
+    assert Tile(GREY, "3", 0.9).color() == NEUTRAL
+    assert Tile(GREY, "3", 0.904, true="8").caption() == "predicted 3  90%\ntrue 8"
+    assert Tile(GREY, "cat", 0.904).caption() == "cat  90%"
+
+
+def test_shorten() -> None:
+    assert shorten("golden retriever") == "golden retriever"
+    assert shorten("black and gold garden spider") == "black and gold ga…"
+
+
+def test_draw_tiles__marks_right_and_wrong(tmp_path: Path) -> None:
+    right, wrong = Tile(GREY, "3", 0.9, true="3"), Tile(GREY.convert("RGB"), "3", 0.6, true="8")
+    draw_tiles(tmp_path / "right.png", [right] * 3, "three")
+    draw_tiles(tmp_path / "mixed.png", [right, wrong, right], "three")
+    assert pixels_of(WRONG, tmp_path / "right.png") == 0
+    assert pixels_of(RIGHT, tmp_path / "right.png") > 50
+    assert pixels_of(WRONG, tmp_path / "mixed.png") > 50
+
+
+@pytest.mark.parametrize(("count", "columns", "rows"), [(1, 1, 1), (7, 7, 1), (17, 8, 3)])
+def test_draw_tiles__grows_with_the_images(count: int, columns: int, rows: int, tmp_path: Path) -> None:
+    draw_tiles(tmp_path / "tiles.png", [Tile(GREY, "3", 0.9)] * count, "some")
+    with PIL.Image.open(tmp_path / "tiles.png") as image:
+        width, height = image.size
+    assert width == pytest.approx(130 * max(1.25 * columns, 4.0), abs=1)
+    assert height == pytest.approx(130 * (1.55 * rows + 0.5), abs=1)
+
+
+def test_draw_tiles__nothing_to_draw(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="at least one image"):
+        draw_tiles(tmp_path / "none.png", [], "none")
+    assert not list(tmp_path.iterdir())
