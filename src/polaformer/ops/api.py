@@ -1,7 +1,5 @@
 """The public operator."""
 
-from __future__ import annotations
-
 from typing import Optional
 
 import torch
