@@ -1,0 +1,192 @@
+"""Training: a recipe becomes a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import shlex
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytorch_lightning as pl
+import timm
+
+from polaformer.data.module import ClassificationDataModule
+from polaformer.recipe import Recipe
+from polaformer.tasks.classification import ClassificationTask
+from polaformer.tasks.randomness import seed_generators
+from polaformer.tasks.schedule import total_epochs
+
+from .buffers import EvaluationBuffers
+from .checkpoints import CheckpointCallback, RunState, find_checkpoint, read_checkpoint
+from .ema import EmaCallback
+from .folder import FolderCallback, RunFolder, check_name_is_free
+from .guard import NonFiniteGuard
+from .history import HistoryCallback
+from .networks import build_network, describe_network
+from .recipes import CHANGEABLE, changed_keys
+from .stopping import RunInterrupted, StoppingCallback
+from .timing import DataWaitCallback
+from .trainer import build_trainer, quiet_lightning
+
+
+@dataclass(frozen=True)
+class RunResult:
+    """What a run leaves behind."""
+
+    folder: Path
+    """The run folder."""
+    finished: bool
+    """False when a signal ended the run."""
+    steps: int
+    """Optimiser updates done, over all sessions of the run."""
+    best_top1: float | None
+    """Highest top-1 on the held-out images, 0 to 1; None before the first evaluation."""
+    best_epoch: int | None
+    """Its epoch, from 1."""
+    interrupted_by: str | None
+    """Name of the signal that ended the run, e.g. SIGINT."""
+
+    @property
+    def best_weights(self) -> Path:
+        """Weights of the best epoch, with class names and preprocessing."""
+        return RunFolder(self.folder).best_weights
+
+    @property
+    def resume_command(self) -> str:
+        """The command line that continues this run."""
+        return f"polaformer fit --resume {shlex.quote(str(self.folder))}"
+
+
+def fit(
+    recipe: Recipe | None = None,
+    *,
+    resume: str | Path | None = None,
+    callbacks: Sequence[pl.Callback] = (),
+    progress: bool = True,
+) -> RunResult:
+    """Train a classifier by a recipe, or go on with a run that was interrupted.
+
+    On the CPU a resumed run computes, bit for bit, what the uninterrupted one would have.
+
+    Args:
+        recipe: the run; None with `resume` takes the run's own.
+        resume: folder of the run, or one of its .ckpt files.
+        callbacks: further Lightning callbacks, run before the library's own.
+        progress: show a progress bar.
+
+    Returns:
+        Folder and best score.
+
+    Raises:
+        ValueError: a key of the recipe is wrong; there is nothing to resume; the run to resume is finished, or the
+            recipe, images or number of processes differ from its.
+        NonFiniteError: a loss or gradient was NaN or infinite.
+        OSError: a file could not be written.
+    """
+    if resume is None and recipe is None:
+        raise ValueError("recipe must be given when there is nothing to resume")
+    checkpoint = None if resume is None else find_checkpoint(resume)
+    state = None if checkpoint is None else RunState.from_dict(read_checkpoint(checkpoint)["polaformer"])
+    if recipe is None:
+        assert state is not None
+        recipe = state.recipe
+    if state is None:
+        check_name_is_free(recipe)
+
+    data = load_data(recipe)
+    recipe = resolve(recipe, data)
+    info = describe_network(recipe.model, data)
+    if state is not None:
+        check_same_run(state, recipe, data)
+    seed_generators(recipe.train.seed)
+    model = build_network(recipe.model, info, initial_weights=state is None)
+    data.check_labels(len(info.class_names))
+    task = ClassificationTask(
+        model,
+        len(info.class_names),
+        optim=recipe.optim,
+        train=recipe.train,
+        batch_size=recipe.data.batch_size,
+        freeze=recipe.model.freeze,
+    )
+
+    files = FolderCallback(recipe, info.class_names, None if checkpoint is None else RunFolder(checkpoint.parent))
+    timing = DataWaitCallback(recipe.data.num_workers)
+    history = HistoryCallback(files, timing)
+    ema = None if recipe.train.ema_decay is None else EmaCallback(recipe.train.ema_decay)
+    checkpoints = CheckpointCallback(files, recipe, info, data.num_train, ema)
+    stopping = StoppingCallback(checkpoints, recipe.train.max_steps)
+    averaging = [] if ema is None else [ema]
+    # In this order: what a checkpoint holds must be up to date before it is written.
+    ours = [files, *averaging, EvaluationBuffers(), NonFiniteGuard(), history, checkpoints, stopping, timing]
+    interrupted_by = None
+    with quiet_lightning():
+        trainer = build_trainer(
+            recipe.train,
+            max_epochs=total_epochs(recipe.optim, recipe.train.epochs),
+            clip_grad=recipe.optim.clip_grad,
+            callbacks=[*callbacks, *ours],
+            progress=progress,
+        )
+        if state is not None and state.world_size != trainer.world_size:
+            raise ValueError(
+                f"a resumed run must use as many processes as before, {state.world_size}, got {trainer.world_size}"
+            )
+        try:
+            trainer.fit(task, datamodule=data, ckpt_path=None if checkpoint is None else str(checkpoint))
+        except RunInterrupted as signal:
+            interrupted_by = signal.signal_name
+    scored = checkpoints.best_epoch >= 0
+    return RunResult(
+        folder=files.folder.path,
+        finished=interrupted_by is None,
+        steps=trainer.global_step,
+        best_top1=checkpoints.best_top1 if scored else None,
+        best_epoch=checkpoints.best_epoch + 1 if scored else None,
+        interrupted_by=interrupted_by,
+    )
+
+
+def load_data(recipe: Recipe) -> ClassificationDataModule:
+    """List the images of a recipe, normalised as its model expects."""
+    data = ClassificationDataModule(recipe.data, seed=recipe.train.seed)
+    pretrained_cfg = timm.get_pretrained_cfg(recipe.model.name)
+    if pretrained_cfg is None:
+        raise ValueError(f"model.name must be a timm model, got {recipe.model.name!r}")
+    data.resolve_preprocessing(pretrained_cfg.to_dict())
+    data.setup("fit")
+    if data.num_val == 0:
+        raise ValueError(f"data.path must hold images to evaluate on, got none held out in {recipe.data.path!r}")
+    return data
+
+
+def resolve(recipe: Recipe, data: ClassificationDataModule) -> Recipe:
+    """The recipe with mean and standard deviation filled in."""
+    preprocessing = data.preprocessing
+    return dataclasses.replace(
+        recipe,
+        data=dataclasses.replace(recipe.data, mean=list(preprocessing.mean), std=list(preprocessing.std)),
+    )
+
+
+def check_same_run(state: RunState, recipe: Recipe, data: ClassificationDataModule) -> None:
+    """Raise ValueError when a run cannot go on under this recipe, or is finished."""
+    changes = changed_keys(state.recipe, recipe)
+    if changes:
+        key, old, new = changes[0]
+        raise ValueError(
+            f"a resumed run must keep {key} = {old!r}, got {new!r}; only {', '.join(CHANGEABLE)} may change"
+        )
+    if data.class_names != state.info.class_names or data.num_train != state.num_train:
+        raise ValueError(
+            f"a resumed run must find the images it started with: {state.num_train} to train on in "
+            f"{len(state.info.class_names)} classes, got {data.num_train} in {len(data.class_names)} "
+            f"at {recipe.data.path}"
+        )
+    epochs = total_epochs(recipe.optim, recipe.train.epochs)
+    if state.epoch >= epochs:
+        raise ValueError(f"the run is finished: {state.epoch} of {epochs} epochs; raise train.epochs to train on")
+    limit = recipe.train.max_steps
+    if limit is not None and state.updates >= limit:
+        raise ValueError(f"the run is finished: {state.updates} of {limit} updates; raise train.max_steps to train on")

@@ -1,0 +1,112 @@
+"""Lightning's Trainer as the commands use it: same code on one device or many, and quiet."""
+
+from __future__ import annotations
+
+import logging
+import os
+import warnings
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import pytorch_lightning as pl
+import torch
+from pytorch_lightning.callbacks import TQDMProgressBar
+
+from polaformer.recipe import TrainConfig
+
+from .checkpoints import AtomicCheckpointIO
+
+PRECISIONS: dict[str, Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]] = {
+    "32": "32-true",
+    "64": "64-true",
+    "bf16": "bf16-mixed",
+    "16": "16-mixed",
+}
+
+OTHERS_NOISE = (
+    ".*does not have many workers.*",  # the recipe says how many
+    ".*in eval mode at the start of training.*",  # frozen normalisation layers, on purpose
+    ".*not resumable.*",  # the data module keeps its position, which Lightning looks for in the loader
+    ".*LeafSpec.*",  # Lightning's own use of a deprecated torch class
+    r".*lr_scheduler\.step\(\).*before.*optimizer\.step\(\).*",  # a first update that the loss scaler skipped
+    ".*smaller than the logging interval.*",
+)
+"""Warnings of Lightning and torch that tell a user of these commands nothing."""
+
+
+def build_trainer(
+    train: TrainConfig,
+    *,
+    max_epochs: int = 1,
+    clip_grad: float | None = None,
+    callbacks: Sequence[pl.Callback] = (),
+    progress: bool = True,
+) -> pl.Trainer:
+    """Build the Trainer of a recipe.
+
+    Args:
+        train: precision, machine and accumulation.
+        max_epochs: epochs to train, cool-down included.
+        clip_grad: largest gradient norm; None for no clipping.
+        callbacks: in the order their hooks run.
+        progress: show a progress bar.
+
+    Returns:
+        A Trainer that logs nowhere and saves nothing by itself.
+    """
+    bar = [TQDMProgressBar(refresh_rate=5)] if progress else []
+    return pl.Trainer(
+        accelerator=train.accelerator,
+        strategy=train.strategy,
+        precision=PRECISIONS[train.precision],
+        max_epochs=max_epochs,
+        accumulate_grad_batches=train.accumulate,
+        gradient_clip_val=clip_grad,
+        # Some CUDA backward passes (bicubic resizing) have no deterministic form: say so, do not stop.
+        deterministic="warn" if train.deterministic else False,
+        callbacks=[*bar, *callbacks],
+        plugins=[AtomicCheckpointIO()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_model_summary=False,
+        enable_progress_bar=progress,
+        num_sanity_val_steps=0,
+        use_distributed_sampler=False,  # the data module's samplers know the processes
+        **processes(train.devices),
+    )
+
+
+def processes(devices: str) -> dict[str, Any]:
+    """Lightning's `devices` and `num_nodes`: the recipe's, or torchrun's where it started this process.
+
+    Args:
+        devices: 'auto', a number of processes, or a list of GPU ids such as '[0, 2]' or '0,2'.
+    """
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        local = int(os.environ["LOCAL_WORLD_SIZE"])
+        return {"devices": local, "num_nodes": int(os.environ["WORLD_SIZE"]) // local}
+    text = devices.strip("[] ")
+    if "," in text or devices.startswith("["):
+        return {"devices": [int(number) for number in text.split(",") if number.strip()], "num_nodes": 1}
+    return {"devices": int(text) if text.isdigit() else text, "num_nodes": 1}
+
+
+@contextmanager
+def quiet_lightning() -> Iterator[None]:
+    """Silence Lightning's tips and reports, and give torch's determinism settings back afterwards."""
+    loggers = [logging.getLogger(name) for name in ("pytorch_lightning", "lightning_fabric")]
+    levels = [logger.level for logger in loggers]
+    deterministic = torch.are_deterministic_algorithms_enabled()
+    warn_only = torch.is_deterministic_algorithms_warn_only_enabled()
+    with warnings.catch_warnings():
+        for pattern in OTHERS_NOISE:
+            warnings.filterwarnings("ignore", pattern)
+        for logger in loggers:
+            logger.setLevel(logging.WARNING)
+        try:
+            yield
+        finally:
+            for logger, level in zip(loggers, levels):
+                logger.setLevel(level)
+            torch.use_deterministic_algorithms(deterministic, warn_only=warn_only)
