@@ -7,9 +7,10 @@ from helpers.images import write_bad_files, write_tree
 
 from polaformer.data import loaders
 from polaformer.data.datasets import EvalDataset, TrainDataset
-from polaformer.data.folders import ImageList, scan_folder
+from polaformer.data.folders import scan_folder
 from polaformer.data.loaders import EvalLoader, TrainLoader
 from polaformer.data.samplers import EvalBatchSampler, TrainBatchSampler
+from polaformer.data.split import LabelledImages
 from polaformer.data.transforms import evaluation_transform, training_transform
 from polaformer.recipe import DataConfig
 
@@ -18,14 +19,14 @@ CONFIG = DataConfig(img_size=17, auto_augment="rand-m9-mstd0.5-inc1", reprob=0.5
 
 
 def _train_loader(
-    images: ImageList, num_workers: int = 0, batch_size: int = 4, max_bad_fraction: float = 0.5
+    images: LabelledImages, num_workers: int = 0, batch_size: int = 4, max_bad_fraction: float = 0.5
 ) -> TrainLoader:
     dataset = TrainDataset(images, training_transform(CONFIG, MEAN, STD), 3, 3)
     sampler = TrainBatchSampler(len(images), batch_size, 3)
     return TrainLoader(dataset, sampler, num_workers, max_bad_fraction, ["cat", "dog"])
 
 
-def _eval_loader(images: ImageList, num_workers: int = 0, rank: int = 0, world_size: int = 1) -> EvalLoader:
+def _eval_loader(images: LabelledImages, num_workers: int = 0, rank: int = 0, world_size: int = 1) -> EvalLoader:
     dataset = EvalDataset(images, evaluation_transform(17, 3, MEAN, STD), 3)
     return EvalLoader(dataset, EvalBatchSampler(len(images), 4, rank, world_size), num_workers)
 

@@ -20,7 +20,7 @@ def test_evaluation_resizes_crops_the_centre_and_normalises():
     resized = picture.resize((round(67 * side / 41 - 0.5), side), Image.Resampling.BILINEAR)
     left, top = round((resized.width - 29) / 2), round((side - 29) / 2)
     pixels = np.asarray(resized.crop((left, top, left + 29, top + 29)), dtype=np.float64) / 255.0
-    expected = ((pixels - MEAN) / STD).transpose(2, 0, 1)
+    expected = np.moveaxis((pixels - np.array(MEAN)) / np.array(STD), -1, 0)
     assert tensor.dtype == torch.float32
     np.testing.assert_allclose(tensor.numpy(), expected, atol=1e-5)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 from collections.abc import Iterator
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ class _Loader(Generic[DatasetT, SamplerT]):
         self.batch_sampler = batch_sampler
         self.num_workers = min(num_workers, _cores())
         self.bad_files: dict[str, str] = {}
-        self._torch_loader: DataLoader[Batch] | None = None
+        self._torch_loader: DataLoader[Any] | None = None
 
     def __len__(self) -> int:
         return len(self.batch_sampler)
@@ -51,7 +51,7 @@ class _Loader(Generic[DatasetT, SamplerT]):
             self._torch_loader = self._start()
         yield from self._torch_loader
 
-    def _start(self) -> DataLoader[Batch]:
+    def _start(self) -> DataLoader[Any]:
         return DataLoader(
             self.dataset,
             batch_sampler=self.batch_sampler,

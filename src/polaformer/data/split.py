@@ -105,7 +105,7 @@ def held_out(names: Sequence[str], labels: np.ndarray, fraction: float, seed: in
         return np.ones(len(labels), dtype=bool)
     chosen = np.zeros(len(labels), dtype=bool)
     for label in np.unique(labels):
-        members = np.flatnonzero(labels == label).tolist()
+        members: list[int] = np.flatnonzero(labels == label).tolist()
         if len(members) > 1:
             count = min(max(round(fraction * len(members)), 1), len(members) - 1)
             chosen[sorted(members, key=lambda index: _rank(names[index], seed))[:count]] = True
