@@ -12,12 +12,13 @@ from timm.optim import create_optimizer_v2, get_optimizer_info
 from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.lr_scheduler import LambdaLR
-from torchmetrics import MeanMetric, SumMetric
+from torchmetrics import SumMetric
 from torchmetrics.classification import MulticlassAccuracy
 
 from polaformer.recipe import OptimConfig, TrainConfig
 
 from .freezing import freeze_parameters
+from .metrics import MeanLoss
 from .mixing import BatchMixer
 from .randomness import seed_generators
 from .schedule import build_schedule
@@ -70,7 +71,7 @@ class ClassificationTask(pl.LightningModule):
         self.top1 = MulticlassAccuracy(num_classes, 1, "micro", ignore_index=IGNORED, validate_args=False)
         top_k = min(5, num_classes)
         self.top5 = MulticlassAccuracy(num_classes, top_k, "micro", ignore_index=IGNORED, validate_args=False)
-        self.mean_loss = MeanMetric(nan_strategy="disable")
+        self.mean_loss = MeanLoss()
         self.num_images = SumMetric(nan_strategy="disable")
 
     def train(self, mode: bool = True) -> ClassificationTask:
@@ -119,10 +120,9 @@ class ClassificationTask(pl.LightningModule):
     def _score(self, batch: Any, stage: str) -> None:
         images, labels = batch[0], batch[1]
         logits = self(images).float()
-        counted = (labels != IGNORED).sum()
-        loss = F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="sum")
-        self.mean_loss.update(loss / counted.clamp(min=1), counted)
-        self.num_images.update(counted)
+        counted = labels != IGNORED
+        self.mean_loss.update(F.cross_entropy(logits, labels, ignore_index=IGNORED, reduction="none"), counted)
+        self.num_images.update(counted.sum())
         self.top1.update(logits, labels)
         self.top5.update(logits, labels)
         shown = {f"{stage}_loss": self.mean_loss, f"{stage}_top1": self.top1}
