@@ -74,6 +74,12 @@ def test_digits():
     assert sum(len(labels) for _, labels in module.test_dataloader()) == 359
 
 
+def test_digits_are_not_for_a_model_of_other_classes():
+    assert _module(DIGITS, list("0123456789")).num_val == 359
+    with pytest.raises(ValueError, match="the digits' classes are 0 to 9, got a model of cat, dog"):
+        _module(DIGITS, ["cat", "dog"])
+
+
 def test_validation_and_prediction_see_the_same_tensor(tmp_path):
     module = _module(_tree_config(write_tree(tmp_path, {"cat": 4, "dog": 4})))
     info = module.resolve_preprocessing({"mean": (0.1, 0.2, 0.3), "std": (0.4, 0.5, 0.6)})

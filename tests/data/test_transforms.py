@@ -34,7 +34,7 @@ def test_evaluation_of_an_image_that_fits_changes_nothing():
 @pytest.mark.parametrize("size", [(8, 8), (3, 97), (500, 31), (1, 1)])
 @pytest.mark.parametrize("in_chans", [1, 3])
 def test_any_image_size_gives_the_asked_one(size, in_chans):
-    picture = noise(*size, 3).convert("L" if in_chans == 1 else "RGB")
+    picture = noise(size[0], size[1], 3).convert("L" if in_chans == 1 else "RGB")
     config = DataConfig(img_size=33, in_chans=in_chans, reprob=1.0, vflip=0.5)
     for transform in (
         training_transform(config, MEAN[:in_chans], STD[:in_chans]),

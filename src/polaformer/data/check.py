@@ -18,6 +18,7 @@ from .split import DataSplit, LabelledImages, class_table
 SMALL_SIDE = 32  # pixels; below it the deepest stage of a pyramid sees less than one token
 LONG_ASPECT = 20.0  # a centre crop of a longer strip shows little of it, and resizing it needs much memory
 PROBLEMS_SHOWN = 50
+FILES_QUEUED = 1024
 
 
 @dataclass(frozen=True)
@@ -102,22 +103,21 @@ def check_data(
         Problem(root, f"{count} files ending in {ending} are passed over", "warning")
         for ending, count in sorted(split.ignored.items())
     ]
-    equal_files: defaultdict[bytes, list[tuple[str, int, str]]] = defaultdict(list)
+    by_role = {role: images for role in ("train", "val", "test") if (images := getattr(split, role)) is not None}
+    equal_files: defaultdict[bytes, list[tuple[str, int]]] = defaultdict(list)
     with ThreadPoolExecutor(num_threads or os.cpu_count()) as pool:
-        for role, images in _roles(split):
-            for index, (found, digest) in enumerate(pool.map(_inspect, map(images.path, range(len(images))))):
+        for role, images in by_role.items():
+            for index, (found, digest) in enumerate(_inspect_all(pool, images)):
                 problems += found
                 if digest is not None:
-                    equal_files[digest].append((role, int(images.labels[index]), images.path(index)))
-    problems += _duplicates(equal_files, split.class_names)
+                    equal_files[digest].append((role, index))
+    problems += _duplicates(equal_files, by_role, split.class_names)
     return DataReport(root, split, sorted(problems, key=lambda problem: problem.severity))
 
 
-def _roles(split: DataSplit) -> Iterator[tuple[str, LabelledImages]]:
-    yield "train", split.train
-    yield "val", split.val
-    if split.test is not None:
-        yield "test", split.test
+def _inspect_all(pool: ThreadPoolExecutor, images: LabelledImages) -> Iterator[tuple[list[Problem], bytes | None]]:
+    for start in range(0, len(images), FILES_QUEUED):  # `map` would queue a million files at once
+        yield from pool.map(_inspect, map(images.path, range(start, min(start + FILES_QUEUED, len(images)))))
 
 
 def _inspect(path: str) -> tuple[list[Problem], bytes | None]:
@@ -138,11 +138,17 @@ def _inspect(path: str) -> tuple[list[Problem], bytes | None]:
     return problems, hashlib.sha256(content).digest()
 
 
-def _duplicates(equal_files: dict[bytes, list[tuple[str, int, str]]], class_names: list[str]) -> Iterator[Problem]:
-    for (role, label, path), *others in equal_files.values():
-        for other_role, other_label, other in others:
-            if label != other_label:
-                names = f"{class_names[label]!r} and {class_names[other_label]!r}"
-                yield Problem(other, f"equals {path}, in another class ({names})", "warning")
+def _duplicates(
+    equal_files: dict[bytes, list[tuple[str, int]]], by_role: dict[str, LabelledImages], class_names: list[str]
+) -> Iterator[Problem]:
+    for (role, index), *others in equal_files.values():
+        path, name = by_role[role].path(index), class_names[by_role[role].labels[index]]
+        for other_role, other_index in others:
+            other, other_name = (
+                by_role[other_role].path(other_index),
+                class_names[by_role[other_role].labels[other_index]],
+            )
+            if name != other_name:
+                yield Problem(other, f"equals {path}, in another class ({name!r} and {other_name!r})", "warning")
             elif (role == "train") != (other_role == "train"):
                 yield Problem(other, f"equals {path}, in both the {role} and the {other_role} set", "warning")

@@ -109,6 +109,8 @@ class ClassificationDataModule(pl.LightningDataModule):
         config = self.config
         if config.path == DIGITS:
             self._split = load_digits_split(config.val_fraction, config.split_seed)
+            if self._given_names not in (None, self._split.class_names):
+                raise ValueError(f"the digits' classes are 0 to 9, got a model of {', '.join(self._given_names)}")
         else:
             self._split = scan_folder(config.path, config.val_fraction, config.split_seed, self._given_names)
         if _rank_and_world_size()[0] == 0:
