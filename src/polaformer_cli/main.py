@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from .commands import COMMANDS, overview
 from .console import complain, nearest, say
-from .parser import UsageError, report, split_recipe_keys
+from .parser import CommandFailure, UsageError, report, split_recipe_keys
 
 TRAIN_EXTRA = ("pytorch_lightning", "torchmetrics", "jsonargparse", "sklearn", "matplotlib")
 """Modules that come with `pip install "polaformer[train]"`."""
@@ -22,8 +22,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         argv: arguments after the program's name; None takes those of the process.
 
     Returns:
-        Exit status: 0 done; 1 done, but something asked for is wrong (an unreadable image, a bad data folder);
-        2 a mistake in the command line, the recipe or a file, told in one line; 130 interrupted.
+        Exit status: 0 done; 1 something asked for is wrong (an unreadable image, a bad data folder, a loss that is
+        not finite); 2 a mistake in the command line, the recipe or a file, told in one line; 130
+        interrupted.
     """
     arguments = list(sys.argv[1:] if argv is None else argv)
     if not arguments or arguments[0] in ("-h", "--help", "help"):
@@ -82,6 +83,11 @@ def run(args: argparse.Namespace) -> int:
         from polaformer.cli import run_command
 
         return run_command(args)
+    except CommandFailure as failure:
+        if args.traceback:
+            raise
+        complain(program, str(failure))
+        return failure.status
     except KeyboardInterrupt:
         complain(program, "interrupted")
         return 130

@@ -12,6 +12,14 @@ class UsageError(Exception):
     """A command line that does not say what is wanted; its text is the line shown."""
 
 
+class CommandFailure(Exception):
+    """A command that could not finish for a reason that is no mistake of the user's; its text is the line shown."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class HelpFormatter(argparse.RawDescriptionHelpFormatter):
     """Help at a fixed width of 80 columns, so that a page is the same, and one screen, on every terminal."""
 

@@ -1,9 +1,10 @@
 import logging
+import sys
 import warnings
 
 import pytest
 
-from polaformer.cli.messages import plain_messages
+from polaformer.cli.messages import bars_on_stderr, plain_messages
 
 
 def test_log_lines_and_warnings_are_plain__and_only_inside(capsys: pytest.CaptureFixture[str]) -> None:
@@ -17,3 +18,11 @@ def test_log_lines_and_warnings_are_plain__and_only_inside(capsys: pytest.Captur
     assert logger.handlers == handlers
     with pytest.warns(UserWarning, match="outside"):
         warnings.warn("outside", UserWarning, stacklevel=1)
+
+
+def test_bars_on_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    with bars_on_stderr():
+        sys.stdout.write("50%")
+    sys.stdout.write("result")
+    captured = capsys.readouterr()
+    assert (captured.out, captured.err) == ("result", "50%")

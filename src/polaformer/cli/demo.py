@@ -10,10 +10,10 @@ from pathlib import Path
 import PIL.Image
 
 from polaformer.data.digits import load_digits_split
-from polaformer.runs import Prediction, evaluate, fit, predict_images
+from polaformer.runs import Prediction, evaluate, predict_images
 from polaformer_cli.console import is_first_process, say
 
-from .fit import interrupted_status
+from .fit import train
 from .picture import Tile, draw_tiles
 from .recipes import Setting, load_recipe
 
@@ -25,9 +25,7 @@ def run(args: argparse.Namespace) -> int:
     recipe = load_recipe("digits", [Setting("run.dir", args.out, shown="--out")])
     say("Training on four fifths of 1,797 handwritten digits ...")
     started = time.perf_counter()
-    result = fit(recipe)
-    if result.interrupted_by is not None:
-        return interrupted_status("polaformer demo", result)
+    result = train(recipe)
     seconds = time.perf_counter() - started
     # The last weights, after a number of epochs fixed beforehand: the best epoch would be chosen by the very images
     # that are to judge it.
@@ -65,9 +63,8 @@ def choose(predictions: list[Prediction]) -> list[Prediction]:
     """All mistakes first, then right ones spread over the digits, NUM_TILES in all."""
     wrong = [each for each in predictions if each.class_name != Path(each.path).parent.name]
     right = [each for each in predictions if each.class_name == Path(each.path).parent.name]
-    wrong = wrong[:NUM_TILES]
-    wanted = NUM_TILES - len(wrong)
-    return wrong + [right[number * len(right) // wanted] for number in range(min(wanted, len(right)))]
+    count = min(max(NUM_TILES - len(wrong), 0), len(right))
+    return wrong[:NUM_TILES] + [right[number * len(right) // count] for number in range(count)]
 
 
 def make_tile(prediction: Prediction) -> Tile:

@@ -11,9 +11,10 @@ from typing import TYPE_CHECKING
 import timm
 
 from polaformer.recipe import Recipe
-from polaformer_cli.console import complain, nearest, say
-from polaformer_cli.parser import UsageError
+from polaformer_cli.console import nearest, say
+from polaformer_cli.parser import CommandFailure, UsageError
 
+from .messages import bars_on_stderr, end_bar
 from .recipes import Setting, dump_recipe, load_recipe, suggest_key
 
 if TYPE_CHECKING:
@@ -41,18 +42,36 @@ def run(args: argparse.Namespace) -> int:
         say(dump_recipe(recipe))
         return 0
     check_model_name(recipe.model.name)
+    result = train(recipe, args.resume)
+    say(result_text(result))
+    return 0
+
+
+def train(recipe: Recipe, resume: str | None = None) -> RunResult:
+    """Train with progress bars on stderr.
+
+    Raises:
+        CommandFailure: the run was stopped by a signal, or by a loss or gradient that is not finite.
+    """
     # Imported here, because Lightning takes seconds that --print-recipe and a wrong key need not wait for.
     from polaformer.runs import NonFiniteError, fit
 
     try:
-        result = fit(recipe, resume=args.resume)
+        with bars_on_stderr():
+            result = fit(recipe, resume=resume)
     except NonFiniteError as error:
-        complain("polaformer fit", f"stopped: {error}")
-        return 1
+        end_bar()
+        raise CommandFailure(f"stopped: {error}", status=1) from error
+    except SystemExit:
+        # Lightning leaves so on a Ctrl-C before the first step, and on a second one.
+        end_bar()
+        raise KeyboardInterrupt from None
     if result.interrupted_by is not None:
-        return interrupted_status("polaformer fit", result)
-    say(result_text(result))
-    return 0
+        end_bar()
+        # 128 + number is what shells report for a program that a signal ended.
+        status = 128 + signal.Signals[result.interrupted_by]
+        raise CommandFailure(f"stopped by {result.interrupted_by}; go on with: {result.resume_command}", status)
+    return result
 
 
 def result_text(result: RunResult) -> str:
@@ -60,12 +79,6 @@ def result_text(result: RunResult) -> str:
     folder = shlex.quote(str(result.folder))
     best = "" if result.best_top1 is None else f"best top-1  {result.best_top1:.2%} (epoch {result.best_epoch})\n"
     return f"\n{best}run folder  {folder}\nuse it      polaformer predict IMAGE --checkpoint {folder}"
-
-
-def interrupted_status(program: str, result: RunResult) -> int:
-    """Say how to go on with a run that a signal ended, and return the exit status shells give that signal."""
-    complain(program, f"stopped by {result.interrupted_by}; go on with: {result.resume_command}")
-    return 128 + signal.Signals[result.interrupted_by or "SIGINT"]
 
 
 def resolve_recipe(args: argparse.Namespace) -> Recipe:

@@ -6,7 +6,7 @@ import logging
 import sys
 import warnings
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from typing import TextIO
 
 from polaformer_cli.console import complain
@@ -38,3 +38,15 @@ def plain_messages(program: str) -> Iterator[None]:
     finally:
         logger.setLevel(level)
         logger.removeHandler(handler)
+
+
+@contextmanager
+def bars_on_stderr() -> Iterator[None]:
+    """Send progress bars, which Lightning draws on stdout, to stderr: stdout is for results that programs read."""
+    with redirect_stdout(sys.stderr):
+        yield
+
+
+def end_bar() -> None:
+    """Leave the line of a progress bar that was cut short."""
+    sys.stderr.write("\n")

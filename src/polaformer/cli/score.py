@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from polaformer.runs import evaluate
 from polaformer_cli.console import say
 
+from .messages import bars_on_stderr
+
 
 def run(args: argparse.Namespace) -> int:
     """Score the checkpoint and print top-1, top-5, loss and the number of images."""
-    scores = evaluate(args.checkpoint, split=args.command, data=args.data, batch_size=args.batch_size)
+    with bars_on_stderr():
+        scores = evaluate(args.checkpoint, split=args.command, data=args.data, batch_size=args.batch_size)
     say(json.dumps(scores) if args.json else score_table(scores))
     return 0
 
