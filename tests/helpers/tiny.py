@@ -1,6 +1,7 @@
 """A run small enough for tests: coloured squares in folders, a timm transformer of three hundred thousand weights."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytorch_lightning as pl
@@ -23,9 +24,9 @@ def write_images(root: Path, per_class: int, classes: tuple[str, ...] = CLASSES,
     return root
 
 
-def tiny_recipe(images: Path, runs: Path, **train) -> Recipe:
+def tiny_recipe(images: Path, runs: Path, **train: Any) -> Recipe:
     """Everything random switched on: mixing, drop path, crops, flips, jitter, average of the weights."""
-    settings = {
+    settings: dict[str, Any] = {
         "epochs": 3,
         "accelerator": "cpu",
         "mixup": 0.3,
@@ -50,7 +51,7 @@ class Recorder(pl.Callback):
         self.losses: list[float] = []
         self._at, self._action = at, action
 
-    def on_train_batch_end(self, trainer, pl_module, outputs, batch, batch_idx) -> None:
+    def on_train_batch_end(self, trainer, pl_module, outputs: Any, batch, batch_idx) -> None:
         self.losses.append(float(outputs["train_loss"]))
         if trainer.global_step == self._at:
             self._action()

@@ -1,3 +1,5 @@
+from typing import Any
+
 import numpy as np
 import pytest
 import timm
@@ -20,7 +22,7 @@ class Logits(nn.Module):
         return self.gain * images
 
 
-def vit(**args) -> nn.Module:
+def vit(**args) -> Any:
     torch.manual_seed(1)
     return timm.create_model("test_vit", num_classes=3, img_size=32, **args)
 
@@ -126,7 +128,7 @@ def test_unknown_optimizer_is_named():
 
 
 def test_frozen_batch_norm_keeps_its_statistics():
-    model = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
+    model: Any = nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Conv2d(4, 4, 3), nn.BatchNorm2d(4))
     task = ClassificationTask(model, 4, freeze=["0.*", "1.*"])
     task.train()
     assert [module.training for module in model] == [True, False, True, True]

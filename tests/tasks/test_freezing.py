@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import timm
 from torch import nn
@@ -23,7 +25,7 @@ def test_matching_parameters_stop_and_the_rest_goes_on():
 
 
 def test_names_the_frozen_layers_with_running_statistics():
-    model = network()
+    model: Any = network()
     assert freeze_parameters(model, ["stem*", "body.1.weight"]) == [model["stem"][1]]
     assert freeze_parameters(network(), []) == []
 

@@ -195,4 +195,6 @@ class FolderCallback(pl.Callback):
             path = str(create_folder(self._recipe).path) if trainer.is_global_zero else ""
             self._folder = RunFolder(Path(trainer.strategy.broadcast(path)))
         if trainer.is_global_zero:
+            for leftover in self._folder.path.glob(".*.tmp"):  # of a session that was killed while it wrote
+                leftover.unlink()
             write_origin(self._folder, self._recipe, self._class_names)

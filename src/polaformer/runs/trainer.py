@@ -31,6 +31,7 @@ OTHERS_NOISE = (
     ".*LeafSpec.*",  # Lightning's own use of a deprecated torch class
     r".*lr_scheduler\.step\(\).*before.*optimizer\.step\(\).*",  # a first update that the loss scaler skipped
     ".*smaller than the logging interval.*",
+    ".*AMP with fp16 is not supported on CPU.*",  # an error of ours, not a change of precision
 )
 """Warnings of Lightning and torch that tell a user of these commands nothing."""
 
@@ -54,9 +55,12 @@ def build_trainer(
 
     Returns:
         A Trainer that logs nowhere and saves nothing by itself.
+
+    Raises:
+        ValueError: precision 16 without a GPU.
     """
     bar = [TQDMProgressBar(refresh_rate=5)] if progress else []
-    return pl.Trainer(
+    trainer = pl.Trainer(
         accelerator=train.accelerator,
         strategy=train.strategy,
         precision=PRECISIONS[train.precision],
@@ -75,6 +79,9 @@ def build_trainer(
         use_distributed_sampler=False,  # the data module's samplers know the processes
         **processes(train.devices),
     )
+    if trainer.precision != PRECISIONS[train.precision]:
+        raise ValueError(f"train.precision must be 32, 64 or bf16 without a GPU, got {train.precision}")
+    return trainer
 
 
 def processes(devices: str) -> dict[str, Any]:
