@@ -96,8 +96,8 @@ def test_parser(prog: str) -> Parser:
     """`polaformer test`."""
     return score_parser(
         prog,
-        "Score a trained model on test images: PATH/test where there is one, else every\n"
-        "image of PATH. Classes are matched by folder name.",
+        "Score a trained model on test images: the test/ folder of its own data, or of PATH.\n"
+        "Without such a folder the held-out images are taken, as validate does.",
     )
 
 
@@ -160,7 +160,7 @@ COMMANDS = {
     for command in (
         Command("fit", "train a classifier on a folder of images", fit_parser, takes_recipe_keys=True),
         Command("validate", "score it on the validation images", validate_parser),
-        Command("test", "score it on other labelled images", test_parser),
+        Command("test", "score it on the test images", test_parser),
         Command("predict", "name what is on images", predict_parser),
         Command("check-data", "look for trouble in a folder of images", check_data_parser),
         Command("demo", "train on handwritten digits and draw the result", demo_parser),
