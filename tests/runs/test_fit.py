@@ -158,6 +158,11 @@ def test_a_run_that_cannot_go_on_says_why(straight, images):
         resume(train={"epochs": 1, "max_steps": 25})
     with pytest.raises(ValueError, match="images it started with: 57 to train on in 3 classes, got"):
         resume(data={"path": "digits"}, train={"max_steps": 25})
+    elsewhere = read_plain(result.folder / "last.ckpt")
+    elsewhere["polaformer"]["world_size"] = 3
+    torch.save(elsewhere, images.parent / "elsewhere.ckpt")
+    with pytest.raises(ValueError, match="must use as many processes as before, 3, got 1"):
+        fit(tiny_recipe(images, images.parent, max_steps=25), resume=images.parent / "elsewhere.ckpt", progress=False)
     with pytest.raises(ValueError, match=r"run\.name must be new"):
         fit(
             replace(

@@ -12,13 +12,13 @@ import pytorch_lightning as pl
 import timm
 
 from polaformer.data.module import ClassificationDataModule
+from polaformer.models.weights import WeightsInfo
 from polaformer.recipe import Recipe
 from polaformer.tasks.classification import ClassificationTask
 from polaformer.tasks.randomness import seed_generators
 from polaformer.tasks.schedule import total_epochs
 
-from .buffers import EvaluationBuffers
-from .checkpoints import CheckpointCallback, RunState, find_checkpoint, read_checkpoint
+from .checkpoints import STATE_KEY, CheckpointCallback, RunState, find_checkpoint, read_checkpoint
 from .ema import EmaCallback
 from .folder import FolderCallback, RunFolder, check_name_is_free
 from .guard import NonFiniteGuard
@@ -87,39 +87,22 @@ def fit(
     if resume is None and recipe is None:
         raise ValueError("recipe must be given when there is nothing to resume")
     checkpoint = None if resume is None else find_checkpoint(resume)
-    state = None if checkpoint is None else RunState.from_dict(read_checkpoint(checkpoint)["polaformer"])
-    if recipe is None:
-        assert state is not None
-        recipe = state.recipe
-    if state is None:
-        check_name_is_free(recipe)
-
-    data = load_data(recipe)
-    recipe = resolve(recipe, data)
-    info = describe_network(recipe.model, data)
-    if state is not None:
-        check_same_run(state, recipe, data)
-    seed_generators(recipe.train.seed)
-    model = build_network(recipe.model, info, initial_weights=state is None)
-    data.check_labels(len(info.class_names))
-    task = ClassificationTask(
-        model,
-        len(info.class_names),
-        optim=recipe.optim,
-        train=recipe.train,
-        batch_size=recipe.data.batch_size,
-        freeze=recipe.model.freeze,
-    )
-
-    files = FolderCallback(recipe, info.class_names, None if checkpoint is None else RunFolder(checkpoint.parent))
+    plan = make_plan(recipe, checkpoint)
+    recipe = plan.recipe
+    files = FolderCallback(recipe, plan.info.class_names, None if checkpoint is None else RunFolder(checkpoint.parent))
     timing = DataWaitCallback(recipe.data.num_workers)
-    history = HistoryCallback(files, timing)
     ema = None if recipe.train.ema_decay is None else EmaCallback(recipe.train.ema_decay)
-    checkpoints = CheckpointCallback(files, recipe, info, data.num_train, ema)
-    stopping = StoppingCallback(checkpoints, recipe.train.max_steps)
-    averaging = [] if ema is None else [ema]
-    # In this order: what a checkpoint holds must be up to date before it is written.
-    ours = [files, *averaging, EvaluationBuffers(), NonFiniteGuard(), history, checkpoints, stopping, timing]
+    checkpoints = CheckpointCallback(files, recipe, plan.info, plan.data.num_train, ema)
+    # In this order: what a checkpoint holds must be up to date before it is written, and waiting is timed last.
+    ours = [
+        files,
+        *([] if ema is None else [ema]),
+        NonFiniteGuard(),
+        HistoryCallback(files, timing),
+        checkpoints,
+        StoppingCallback(checkpoints, recipe.train.max_steps),
+        timing,
+    ]
     interrupted_by = None
     with quiet_lightning():
         trainer = build_trainer(
@@ -129,12 +112,12 @@ def fit(
             callbacks=[*callbacks, *ours],
             progress=progress,
         )
-        if state is not None and state.world_size != trainer.world_size:
+        if plan.state is not None and plan.state.world_size != trainer.world_size:
             raise ValueError(
-                f"a resumed run must use as many processes as before, {state.world_size}, got {trainer.world_size}"
+                f"a resumed run must use as many processes as before, {plan.state.world_size}, got {trainer.world_size}"
             )
         try:
-            trainer.fit(task, datamodule=data, ckpt_path=None if checkpoint is None else str(checkpoint))
+            trainer.fit(plan.task, datamodule=plan.data, ckpt_path=None if checkpoint is None else str(checkpoint))
         except RunInterrupted as signal:
             interrupted_by = signal.signal_name
     scored = checkpoints.best_epoch >= 0
@@ -146,6 +129,45 @@ def fit(
         best_epoch=checkpoints.best_epoch + 1 if scored else None,
         interrupted_by=interrupted_by,
     )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """Everything of a run that does not depend on the machine."""
+
+    recipe: Recipe
+    """With every key resolved."""
+    data: ClassificationDataModule
+    info: WeightsInfo
+    task: ClassificationTask
+    state: RunState | None
+    """Of the checkpoint to resume."""
+
+
+def make_plan(recipe: Recipe | None, checkpoint: Path | None) -> Plan:
+    """List the images and build the network of a recipe, and check that a checkpoint can be resumed under it."""
+    state = None if checkpoint is None else RunState.from_dict(read_checkpoint(checkpoint)[STATE_KEY])
+    if state is not None:
+        recipe = recipe or state.recipe
+    assert recipe is not None, "a recipe or a checkpoint is given"
+    if state is None:
+        check_name_is_free(recipe)
+    data = load_data(recipe)
+    recipe = resolve(recipe, data)
+    info = describe_network(recipe.model, data)
+    if state is not None:
+        check_same_run(state, recipe, data)
+    data.check_labels(len(info.class_names))
+    seed_generators(recipe.train.seed)
+    task = ClassificationTask(
+        build_network(recipe.model, info, initial_weights=state is None),
+        len(info.class_names),
+        optim=recipe.optim,
+        train=recipe.train,
+        batch_size=recipe.data.batch_size,
+        freeze=recipe.model.freeze,
+    )
+    return Plan(recipe, data, info, task, state)
 
 
 def load_data(recipe: Recipe) -> ClassificationDataModule:

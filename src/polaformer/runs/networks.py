@@ -15,7 +15,7 @@ from polaformer.models.checkpoint import load_checkpoint
 from polaformer.models.weights import WeightsInfo, load_weights
 from polaformer.recipe import ModelConfig
 
-from .checkpoints import RunState, read_checkpoint
+from .checkpoints import STATE_KEY, RunState, read_checkpoint
 from .folder import RunFolder
 
 
@@ -108,7 +108,7 @@ def load_classifier(checkpoint: str | Path) -> tuple[nn.Module, WeightsInfo]:
     if path.suffix != ".ckpt":
         return load_weights(path)
     content = read_checkpoint(path)
-    state = RunState.from_dict(content["polaformer"])
+    state = RunState.from_dict(content[STATE_KEY])
     model = timm.create_model(
         state.info.model_name,
         num_classes=len(state.info.class_names),
