@@ -126,11 +126,20 @@ def test_interrupted(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixt
 
 
 def test_reader_that_leaves_is_no_error() -> None:
-    code = (
-        "import sys, polaformer_cli, polaformer_cli.main as m\nsys.exit(polaformer_cli.main(['fit', '--print-recipe']))"
-    )
+    code = """
+import sys, types, polaformer_cli
+
+def run_command(args):
+    while True:
+        sys.stdout.write("a line of a long result\\n")
+
+sys.modules["polaformer"] = types.ModuleType("polaformer")
+sys.modules["polaformer.cli"] = types.SimpleNamespace(run_command=run_command)
+sys.exit(polaformer_cli.main(["check-data", "photos"]))
+"""
     process = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert process.stdout is not None
+    process.stdout.readline()
     process.stdout.close()
     _, errors = process.communicate(timeout=120)
     assert errors == ""

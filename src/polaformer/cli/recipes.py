@@ -165,16 +165,22 @@ def read_value(kind: Any, setting: Setting) -> Any:
     if get_origin(kind) is dict:
         # Not by jsonargparse, which would read the text "8421" inside the mapping as a number in spite of its quotes.
         return read_mapping(setting)
-    parser = ArgumentParser(exit_on_error=False)
-    parser.add_argument("--value", type=kind)
     try:
-        return parser.parse_args([f"--value={setting.text}"]).value
+        return value_parser(kind).parse_args([f"--value={setting.text}"]).value
     except ArgumentError:
         choices = [str(choice) for choice in get_args(kind)] if get_origin(kind) is Literal else []
         hint = nearest(setting.text, choices)
         raise ValueError(
             f'{setting.where}{setting.shown} must be {describe_type(kind)}, got "{setting.text}"{hint}'
         ) from None
+
+
+@cache
+def value_parser(kind: Any) -> ArgumentParser:
+    """A parser whose one option has the annotated type of a key."""
+    parser = ArgumentParser(exit_on_error=False)
+    parser.add_argument("--value", type=kind)
+    return parser
 
 
 def read_mapping(setting: Setting) -> dict[str, Any]:
