@@ -78,9 +78,10 @@ class Backbone(nn.Module):
     `table_grids`.
     """
 
-    recomputed: Tuple[
-        str, ...
-    ] = ()  # last parts of names of buffers in released checkpoints that this code computes anew
+    # What features_only returns unless told otherwise.
+    out_indices: Union[int, Tuple[int, ...]] = (0, 1, 2, 3)
+    # Last parts of names of buffers that released checkpoints hold and this code computes anew.
+    recomputed: Tuple[str, ...] = ()
 
     def __init__(self, img_size: Union[int, Tuple[int, int]], in_chans: int, num_classes: int, global_pool: str):
         super().__init__()
@@ -232,7 +233,7 @@ def build_backbone(cls: type[Backbone], variant: str, pretrained: bool, defaults
     Raises:
         RuntimeError: pretrained=True without a checkpoint: no weights are published for download (the type timm raises too).
     """
-    out_indices = kwargs.pop("out_indices", None)
+    out_indices = kwargs.pop("out_indices", cls.out_indices)
     if pretrained:
         overlay = dict(kwargs.pop("pretrained_cfg_overlay", None) or {})
         cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), overlay)
@@ -247,13 +248,12 @@ def build_backbone(cls: type[Backbone], variant: str, pretrained: bool, defaults
             # timm's own reader stops at the pickled training config beside the weights of released checkpoints.
             overlay = overlay | {"file": None, "state_dict": read_state_dict(cfg.file)}
         kwargs["pretrained_cfg_overlay"] = overlay
-    features = {} if out_indices is None else {"out_indices": out_indices}
     model = build_model_with_cfg(
         cls,
         variant,
         pretrained,
         pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"feature_cls": "getter", "out_indices": (0, 1, 2, 3)} | features,
+        feature_cfg={"feature_cls": "getter", "out_indices": out_indices},
         **{**defaults, **kwargs},
     )
     model.pretrained_cfg.pop("state_dict", None)

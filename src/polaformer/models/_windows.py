@@ -2,7 +2,8 @@
 
 Letters: B batch, C channels, H × W map, h × w window, N = h·w tokens of a window, nW windows a map.
 
-Window geometry is plain arithmetic on sizes, without branches, so that compiled and exported models need no new code for a new size.
+The only branch on sizes is whether a window covers the map on an axis, so a compiled model needs new code for a new size
+only where that changes.
 """
 
 from typing import Any, List
@@ -74,13 +75,13 @@ class WindowAttention(nn.Module):
 
 def window_of(size: List[int], limit: int) -> List[int]:
     """Return the window [h, w]: on each axis `limit` tokens, or the whole map if it has no more."""
-    return [min(size[0], limit), min(size[1], limit)]
+    return [limit if size[0] > limit else size[0], limit if size[1] > limit else size[1]]
 
 
 def shift_of(size: List[int], limit: int, shifted: bool) -> List[int]:
     """Return by how many tokens the windows are moved: half a window, or 0 on an axis that one window covers."""
     half = limit // 2 if shifted else 0
-    return [half * min(1, max(0, size[0] - limit)), half * min(1, max(0, size[1] - limit))]
+    return [half if size[0] > limit else 0, half if size[1] > limit else 0]
 
 
 def _padded(size: List[int], window: List[int]) -> List[int]:

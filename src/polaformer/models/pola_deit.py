@@ -49,6 +49,8 @@ class PolaDeiT(Backbone):
     Source: the DeiT models of PolaFormer (arXiv 2501.15061), table 1.
     """
 
+    out_indices = 3  # the last three blocks
+
     def __init__(
         self,
         img_size: Union[int, Tuple[int, int]] = 224,
