@@ -78,6 +78,10 @@ class Backbone(nn.Module):
     `table_grids`.
     """
 
+    feature_info: List[Dict[str, Any]]
+    num_features: int
+    head_hidden_size: int
+    pretrained_cfg: Dict[str, Any]
     # What features_only returns unless told otherwise.
     out_indices: Union[int, Tuple[int, ...]] = (0, 1, 2, 3)
     # Last parts of names of buffers that released checkpoints hold and this code computes anew.
@@ -134,7 +138,7 @@ class Backbone(nn.Module):
         """Recompute each block's activations in backward instead of keeping them."""
         for module in self.modules():
             if hasattr(module, "grad_checkpointing"):
-                module.grad_checkpointing = enable
+                setattr(module, "grad_checkpointing", enable)  # noqa: B010 (pyright knows modules' attributes as tensors only)
 
     def no_weight_decay(self) -> set[str]:
         """Return patterns of the parameters, beside biases and norms, that weight decay should leave alone."""
@@ -170,7 +174,7 @@ class Backbone(nn.Module):
         for name, grid in grids.items():
             owner = self.get_submodule(name.rpartition(".")[0])
             if owner is not self:
-                owner.grid_size = list(grid)
+                setattr(owner, "grid_size", list(grid))  # noqa: B010 (as above)
 
     def _finish_pruning(self, end: Optional[int], prune_norm: bool, prune_head: bool) -> None:
         """Remove norm and head as asked, and in any case where the features now end at an earlier tap, index `end`."""
@@ -183,7 +187,7 @@ class Backbone(nn.Module):
             self.reset_classifier(0, "")
 
 
-def _drop_recomputed_buffers(module: nn.Module, state_dict: Dict[str, Tensor], prefix: str, *_: Any) -> None:
+def _drop_recomputed_buffers(module: Any, state_dict: Dict[str, Tensor], prefix: str, *_: Any) -> None:
     for name in [n for n in state_dict if n.startswith(prefix) and n.rpartition(".")[2] in module.recomputed]:
         del state_dict[name]
 
@@ -248,7 +252,7 @@ def build_backbone(cls: type[Backbone], variant: str, pretrained: bool, defaults
             # timm's own reader stops at the pickled training config beside the weights of released checkpoints.
             overlay = overlay | {"file": None, "state_dict": read_state_dict(cfg.file)}
         kwargs["pretrained_cfg_overlay"] = overlay
-    model = build_model_with_cfg(
+    model: Any = build_model_with_cfg(
         cls,
         variant,
         pretrained,

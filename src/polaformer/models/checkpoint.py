@@ -4,13 +4,15 @@ A file is read in full, brought to the model's names and sizes and compared with
 copied, so a model is either loaded or untouched.
 """
 
+import functools
 import logging
 import pickle
 import re
-import zipfile
+import struct
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Dict, List, Optional, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple, Union
 
 import safetensors
 import safetensors.torch
@@ -21,42 +23,51 @@ from torch import Tensor, nn
 
 from ._tables import fit_table, grid_of
 
+if TYPE_CHECKING:
+    from ._backbone import Backbone
+
 _logger = logging.getLogger(__name__)
 
 _PREFIXES = ("module.", "_orig_mod.", "model.")  # DistributedDataParallel, torch.compile, training modules
 _CONTAINERS = ("model", "state_dict", "model_state_dict", "module")  # where checkpoints keep the weights
 
 
-class _Ignored(dict):
-    """Stands for any object beside the weights: takes whatever the file says about it, and does nothing."""
-
-    def __new__(cls, *_: Any) -> "_Ignored":
-        return super().__new__(cls)
+class _Ignored:
+    """Stands for an object beside the weights: takes whatever the file says about it, and does nothing."""
 
     def __init__(self, *_: Any):
-        super().__init__()
+        pass
 
     def __setstate__(self, _: Any) -> None:
         pass
 
 
+class _IgnoredMapping:
+    """Stands for a mapping beside the weights. PyTorch's reader fills only dicts of its own, so it is made one of those."""
+
+    def __new__(cls, *_: Any) -> Any:
+        return OrderedDict()
+
+
 # Types that training scripts leave beside the weights: arguments, configs, paths, numpy scalars of a best score.
-# None of them is imported: each becomes an _Ignored.
-_HARMLESS = (
-    "argparse.Namespace",
-    "yacs.config.CfgNode",
-    "omegaconf.dictconfig.DictConfig",
-    "ml_collections.config_dict.config_dict.ConfigDict",
-    "pathlib.Path",
-    "pathlib.PosixPath",
-    "pathlib.WindowsPath",
-    "pathlib._local.PosixPath",
-    "pathlib._local.WindowsPath",
-    "numpy.core.multiarray.scalar",
-    "numpy._core.multiarray.scalar",
-    "numpy.dtype",
-    *(f"numpy.dtypes.{kind}DType" for kind in ("Bool", "Float16", "Float32", "Float64", "Int32", "Int64")),
-)
+# None of them is imported: each becomes one of the above.
+_HARMLESS = {
+    "yacs.config.CfgNode": _IgnoredMapping,
+    "easydict.EasyDict": _IgnoredMapping,
+    **dict.fromkeys(
+        (
+            "argparse.Namespace",
+            "types.SimpleNamespace",
+            *(f"pathlib.{kind}" for kind in ("Path", "PosixPath", "WindowsPath")),
+            *(f"pathlib._local.{kind}" for kind in ("Path", "PosixPath", "WindowsPath")),
+            "numpy.core.multiarray.scalar",
+            "numpy._core.multiarray.scalar",
+            "numpy.dtype",
+            *(f"numpy.dtypes.{kind}DType" for kind in ("Bool", "Float16", "Float32", "Float64", "Int32", "Int64")),
+        ),
+        _Ignored,
+    ),
+}
 
 
 @dataclass(frozen=True)
@@ -66,7 +77,9 @@ class LoadReport:
     path: str
     loaded: List[str] = field(default_factory=list)  # parameters and buffers taken from the file
     resized: List[str] = field(default_factory=list)  # those of them fitted to the model's image size
-    rebuilt: List[str] = field(default_factory=list)  # classifier parameters started anew: the file has other classes
+    rebuilt: List[str] = field(
+        default_factory=list
+    )  # classifier parameters started anew: the file is not of the model's classes
     skipped: List[str] = field(
         default_factory=list
     )  # tensors in the file the model has no use for: classifier, pruned layers
@@ -114,7 +127,7 @@ def _read_safetensors(path: Path) -> Dict[str, Tensor]:
 
 def _read_pickle(path: Path) -> Any:
     try:
-        with torch.serialization.safe_globals([(_Ignored, name) for name in _HARMLESS]):
+        with torch.serialization.safe_globals([(stub, name) for name, stub in _HARMLESS.items()]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
         named = re.search(r"GLOBAL (\S+)", str(error))
@@ -123,8 +136,10 @@ def _read_pickle(path: Path) -> Any:
                 f"{path} refers to {named[1]}, which a checkpoint has no need of and could run code with: not loaded"
             ) from None
         raise ValueError(f"{path} is no PyTorch checkpoint, or damaged") from None
-    except (RuntimeError, EOFError, zipfile.BadZipFile, KeyError, IndexError, AttributeError, TypeError) as error:
-        raise ValueError(f"{path} is no PyTorch checkpoint, or damaged: {str(error).splitlines()[0]}") from None
+    except (RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError, struct.error) as error:
+        # What the reader stumbles over depends on where the bytes stop to make sense.
+        reason = next(iter(str(error).splitlines()), "it ends too early")
+        raise ValueError(f"{path} is no PyTorch checkpoint, or damaged: {reason}") from None
 
 
 def _find_state_dict(content: Any, path: Path) -> Dict[str, Tensor]:
@@ -139,13 +154,13 @@ def _find_state_dict(content: Any, path: Path) -> Dict[str, Tensor]:
 
 def strip_prefixes(state_dict: Dict[str, Tensor]) -> Dict[str, Tensor]:
     """Remove the prefixes that wrappers put before every name, nested in any order."""
-    while prefix := next((p for p in _PREFIXES if all(name.startswith(p) for name in state_dict)), None):
+    while prefix := next((p for p in _PREFIXES if state_dict and all(n.startswith(p) for n in state_dict)), None):
         state_dict = {name[len(prefix) :]: tensor for name, tensor in state_dict.items()}
     return state_dict
 
 
 def fit_state_dict(
-    state_dict: Dict[str, Tensor], model: nn.Module, img_size: Optional[Tuple[int, int]] = None
+    state_dict: Dict[str, Tensor], model: "Backbone", img_size: Optional[Tuple[int, int]] = None
 ) -> Tuple[Dict[str, Tensor], List[str]]:
     """Bring weights to the image size a model was built for, and drop the buffers it computes itself.
 
@@ -169,7 +184,7 @@ def fit_state_dict(
     return fitted, resized
 
 
-def checkpoint_filter_fn(state_dict: Dict[str, Tensor], model: nn.Module) -> Dict[str, Tensor]:
+def checkpoint_filter_fn(state_dict: Dict[str, Tensor], model: "Backbone") -> Dict[str, Tensor]:
     """Prepare the weights of a checkpoint for `model.load_state_dict`, for timm's `pretrained_filter_fn`."""
     return fit_state_dict(strip_prefixes(state_dict), model)[0]
 
@@ -179,8 +194,8 @@ def load_checkpoint(
 ) -> LoadReport:
     """Load a checkpoint into a backbone of this package: everything fits, or nothing is loaded.
 
-    The classifier is started anew if the file has another number of classes, and left out if the model has none. Position
-    tables are resized to the image size the model was built for.
+    The classifier starts anew if the file has none or one of another number of classes, and is left out if the model has
+    none. Position tables are resized to the image size the model was built for.
 
     Args:
         model: A model made by `timm.create_model('pola_...')`, with features_only=True or without.
@@ -194,38 +209,33 @@ def load_checkpoint(
         FileNotFoundError: no such file.
         ValueError: the file cannot be read, or names or shapes differ from the model's. The model is unchanged.
     """
-    if isinstance(model, FeatureGetterNet):
-        model = model.model
-    if not hasattr(model, "table_grids"):
-        raise ValueError(f"model must be a backbone of this package, got {type(model).__name__}")
+    backbone: Any = model.model if isinstance(model, FeatureGetterNet) else model
+    if not hasattr(backbone, "table_grids"):
+        raise ValueError(f"model must be a backbone of this package, got {type(backbone).__name__}")
     source = read_state_dict(path)
-    state_dict, resized = fit_state_dict(source, model, img_size)
-    own = model.state_dict()
+    state_dict, resized = fit_state_dict(source, backbone, img_size)
+    own = backbone.state_dict()
 
-    unused = ("head.",) if model.num_classes == 0 else ()
-    skipped = [name for name in state_dict if name.startswith((*model.pruned, *unused)) and name not in own]
+    unused = ("head.",) if backbone.num_classes == 0 else ()
+    skipped = [name for name in state_dict if name.startswith((*backbone.pruned, *unused)) and name not in own]
     for name in skipped:
         del state_dict[name]
+    head = {name: tensor for name, tensor in state_dict.items() if name.startswith("head.")}
     rebuilt = []
-    if (
-        "head.weight" in own
-        and "head.weight" in state_dict
-        and own["head.weight"].shape[0] != state_dict["head.weight"].shape[0]
-    ):
-        rebuilt = [name for name in state_dict if name.startswith("head.")]
-        for name in rebuilt:
-            del state_dict[name]
-    _check(model, own, state_dict, source, rebuilt, path)
+    if backbone.num_classes and (not head or len(head.get("head.weight", own["head.weight"])) != backbone.num_classes):
+        rebuilt = [name for name in own if name.startswith("head.")]
+        state_dict = {name: tensor for name, tensor in state_dict.items() if name not in head}
+    _check(backbone, own, state_dict, source, rebuilt, path)
 
     if rebuilt:
-        model.reset_classifier(model.num_classes)
-        _logger.warning("%s has other classes than the model's %d: its classifier starts anew", path, model.num_classes)
-    model.load_state_dict(state_dict, strict=False)
+        backbone.reset_classifier(backbone.num_classes)
+        _logger.warning("%s is not of the model's %d classes: the classifier starts anew", path, backbone.num_classes)
+    backbone.load_state_dict(state_dict, strict=False)
     return LoadReport(str(path), list(state_dict), resized, rebuilt, skipped)
 
 
 def _check(
-    model: nn.Module,
+    model: "Backbone",
     own: Dict[str, Tensor],
     state_dict: Dict[str, Tensor],
     source: Dict[str, Tensor],
@@ -261,20 +271,27 @@ def _check(
 def identify(state_dict: Dict[str, Tensor]) -> Optional[str]:
     """Return the registered model whose names and shapes agree best with the weights, None if most of them differ.
 
-    Position tables and classifier count by name only, since they depend on the image size and on the classes.
+    Position tables and classifier need not agree in shape, since they depend on the image size and on the classes: their
+    shapes only decide between models that are equal otherwise.
     """
-    best, best_score = None, 0.5
-    for name in timm.list_models("pola_*"):
-        model = timm.create_model(name, device="meta")
-        tables = {*model.table_grids(model.img_size), "head.weight", "head.bias"}
-        own = {key: None if key in tables else value.shape for key, value in model.state_dict().items()}
-        theirs = {
-            key: None if key in tables else value.shape
-            for key, value in state_dict.items()
-            if key.rpartition(".")[2] not in model.recomputed
-        }
-        agreeing = sum(1 for key, shape in theirs.items() if key in own and own[key] == shape)
-        score = agreeing / len(own.keys() | theirs.keys())
+    best, best_score = None, (0.5, 0)
+    for name, (own, of_any_size, recomputed) in _registered_shapes().items():
+        theirs = {key: value.shape for key, value in state_dict.items() if key.rpartition(".")[2] not in recomputed}
+        shared = [key for key in theirs if key in own]
+        equal = {key for key in shared if own[key] == theirs[key]}
+        agreeing = equal | {key for key in shared if key in of_any_size}
+        score = len(agreeing) / len(own.keys() | theirs.keys()), len(equal)
         if score > best_score:
             best, best_score = name, score
     return best
+
+
+@functools.cache
+def _registered_shapes() -> Dict[str, Tuple[Dict[str, torch.Size], Set[str], Tuple[str, ...]]]:
+    """Return for each registered model its shapes, the names among them that depend on size or classes, and its buffers."""
+    shapes = {}
+    for name in timm.list_models("pola_*"):
+        model: Any = timm.create_model(name, device="meta")
+        of_any_size = {*model.table_grids(model.img_size), "head.weight", "head.bias"}
+        shapes[name] = {key: value.shape for key, value in model.state_dict().items()}, of_any_size, model.recomputed
+    return shapes

@@ -78,9 +78,10 @@ class PolaDeiT(Backbone):
         self.patch_embed = PatchEmbed(in_chans, embed_dim, patch_size, norm=False, **dd)
         self.pos_embed = nn.Parameter(torch.empty(1, self.pos_grid[0] * self.pos_grid[1], embed_dim, **dd))
         shared = {"qkv_bias": qkv_bias, "alpha": alpha, "kernel_size": kernel_size, "proj_drop": proj_drop_rate, **dd}
+        drop_paths: Any = calculate_drop_path_rates(drop_path_rate, depth)
         self.blocks = nn.ModuleList(
             TokenBlock(PolaAttention(embed_dim, num_heads, **shared), embed_dim, mlp_ratio, proj_drop_rate, rate, **dd)
-            for rate in calculate_drop_path_rates(drop_path_rate, depth)
+            for rate in drop_paths
         )
         self.norm = nn.LayerNorm(embed_dim, eps=1e-6, **dd)
         self.feature_info = [

@@ -124,6 +124,14 @@ class PolaPVT(Backbone):
     Source: the PVT models of PolaFormer (arXiv 2501.15061), table 1 and appendix.
     """
 
+    patch_embed1: PatchEmbed
+    patch_embed2: PatchEmbed
+    patch_embed3: PatchEmbed
+    patch_embed4: PatchEmbed
+    block1: Stage
+    block2: Stage
+    block3: Stage
+    block4: Stage
     has_stage2: torch.jit.Final[bool]
     has_stage3: torch.jit.Final[bool]
     has_stage4: torch.jit.Final[bool]
@@ -162,7 +170,7 @@ class PolaPVT(Backbone):
             {"num_chs": dim, "reduction": stride, "module": f"block{stage}"}
             for stage, (dim, stride) in enumerate(zip(embed_dims, STRIDES), start=1)
         ]
-        drop_paths = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        drop_paths: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
 
         for i in range(4):
             dim, heads, grid = embed_dims[i], num_heads[i], self.pos_grids[i]

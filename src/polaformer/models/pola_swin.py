@@ -68,6 +68,10 @@ class _Block(nn.Module):
         x = x + self.drop_path1(self.mix(self.norm1(x)))
         return x + self.drop_path2(self.mlp(self.norm2(x)))
 
+    def mix(self, x: Tensor) -> Tensor:
+        """Mix tokens (B, H, W, C)."""
+        raise NotImplementedError
+
 
 @register_notrace_module  # which windows there are depends on the map's size
 class LinearBlock(_Block):
@@ -194,7 +198,7 @@ class PolaSwin(Backbone):
             for i, (dim, stride) in enumerate(zip(dims, STRIDES))
         ]
         self.patch_embed = PatchEmbed(in_chans, embed_dim, 4, **dd)
-        drop_paths = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
+        drop_paths: Any = calculate_drop_path_rates(drop_path_rate, list(depths), stagewise=True)
         shared = {"qkv_bias": qkv_bias, "proj_drop": proj_drop_rate, **dd}
         linear = {"projection": "qkvg", "alpha": alpha, "kernel_size": kernel_size, **shared}
         stages: List[nn.Module] = []
@@ -266,12 +270,12 @@ class PolaSwin(Backbone):
         intermediates: List[Tensor] = []
         for i, stage in enumerate(self.layers):
             if i <= last or not stop_early:
-                x = stage.blocks(x)
+                x = stage.blocks(x)  # pyright: ignore[reportCallIssue]
                 if i in take_indices:
                     tap = self.norm(x) if norm and i == len(self.layers) - 1 else x
                     intermediates.append(tap.permute(0, 3, 1, 2))
                 if i < last or not stop_early:
-                    x = stage.downsample(x)
+                    x = stage.downsample(x)  # pyright: ignore[reportCallIssue]
         if intermediates_only:
             return intermediates
         if last == len(self.layers) - 1 or not stop_early:
