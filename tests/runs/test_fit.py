@@ -1,4 +1,5 @@
 import csv
+import itertools
 import json
 import os
 import signal
@@ -11,6 +12,7 @@ import torch
 from helpers.tiny import CLASSES, Recorder, tiny_recipe, write_images
 from PIL import Image
 
+from polaformer.data.datasets import TrainDataset
 from polaformer.models.weights import load_weights
 from polaformer.recipe import RunConfig
 from polaformer.runs import NonFiniteError, RunResult, fit
@@ -170,6 +172,25 @@ def test_a_run_that_cannot_go_on_says_why(straight, images):
                 run=RunConfig(str(result.folder.parent), "test_vit-images-1"),
             )
         )
+
+
+@pytest.mark.slow
+def test_a_signal_that_takes_the_loader_processes_along_is_survived(images, straight, tmp_path, monkeypatch):
+    load = TrainDataset.__getitem__
+    calls = itertools.count()
+
+    def die(self: TrainDataset, key: int) -> Any:
+        if next(calls) == 5 * 7 + 2:  # while the sixth batch is read
+            os.kill(os.getpid(), signal.SIGTERM)
+            raise RuntimeError("DataLoader worker (pid 1) is killed by signal: Terminated.")
+        return load(self, key)
+
+    monkeypatch.setattr(TrainDataset, "__getitem__", die)
+    recorder = Recorder()
+    result = fit(tiny_recipe(images, tmp_path, max_steps=8), callbacks=[recorder], progress=False)
+    assert (result.interrupted_by, result.steps) == ("SIGTERM", 5)
+    fit(resume=result.folder, callbacks=[recorder], progress=False)
+    assert recorder.losses == straight[1][:8]
 
 
 def test_nothing_to_resume_is_an_error_before_anything_else(tmp_path):

@@ -93,6 +93,7 @@ def fit(
     timing = DataWaitCallback(recipe.data.num_workers)
     ema = None if recipe.train.ema_decay is None else EmaCallback(recipe.train.ema_decay)
     checkpoints = CheckpointCallback(files, recipe, plan.info, plan.data.num_train, ema)
+    stopping = StoppingCallback(checkpoints, recipe.train.max_steps)
     # In this order: what a checkpoint holds must be up to date before it is written, and waiting is timed last.
     ours = [
         files,
@@ -100,10 +101,9 @@ def fit(
         NonFiniteGuard(),
         HistoryCallback(files, timing),
         checkpoints,
-        StoppingCallback(checkpoints, recipe.train.max_steps),
+        stopping,
         timing,
     ]
-    interrupted_by = None
     with quiet_lightning():
         trainer = build_trainer(
             recipe.train,
@@ -118,16 +118,19 @@ def fit(
             )
         try:
             trainer.fit(plan.task, datamodule=plan.data, ckpt_path=None if checkpoint is None else str(checkpoint))
-        except RunInterrupted as signal:
-            interrupted_by = signal.signal_name
+        except (RunInterrupted, RuntimeError):
+            if stopping.stopped_by is None:
+                raise
+        finally:
+            plan.data.teardown()  # Lightning leaves the loader processes alone when a run does not end by itself
     scored = checkpoints.best_epoch >= 0
     return RunResult(
         folder=files.folder.path,
-        finished=interrupted_by is None,
+        finished=stopping.stopped_by is None,
         steps=trainer.global_step,
         best_top1=checkpoints.best_top1 if scored else None,
         best_epoch=checkpoints.best_epoch + 1 if scored else None,
-        interrupted_by=interrupted_by,
+        interrupted_by=stopping.stopped_by,
     )
 
 

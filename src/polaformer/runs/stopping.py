@@ -18,10 +18,6 @@ AGREE_EVERY = 16
 class RunInterrupted(Exception):
     """A signal ended the run; last.ckpt is written."""
 
-    def __init__(self, signal_name: str) -> None:
-        super().__init__(f"stopped by {signal_name}")
-        self.signal_name = signal_name
-
 
 class StoppingCallback(pl.Callback):
     """Turns Ctrl-C and SIGTERM into: finish the update, write last.ckpt, stop.
@@ -38,6 +34,9 @@ class StoppingCallback(pl.Callback):
         self._checkpoints = checkpoints
         self._max_steps = max_steps
         self._requested: str | None = None
+        self._resumable_after: int | None = None
+        self.stopped_by: str | None = None
+        """Name of the signal that ended the run, once last.ckpt is written."""
 
     def on_train_start(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Lightning's hook: take the signals over from Lightning, which gives all handlers back when the run ends."""
@@ -49,6 +48,16 @@ class StoppingCallback(pl.Callback):
         self._requested = signal.Signals(number).name
         signal.signal(signal.SIGINT, signal.default_int_handler)
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        if hasattr(signal, "SIGCHLD"):  # not on Windows
+            # A signal to the whole process group ends the loader processes too, which torch would report by an
+            # exception in the middle of the step.
+            signal.signal(signal.SIGCHLD, lambda *_: None)
+
+    def on_train_batch_start(
+        self, trainer: pl.Trainer, pl_module: pl.LightningModule, batch: Any, batch_idx: int
+    ) -> None:
+        """Lightning's hook: from here to the end of the batch the run cannot be saved."""
+        self._resumable_after = None
 
     def on_train_batch_end(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -59,14 +68,28 @@ class StoppingCallback(pl.Callback):
                 self._checkpoints.save_within_epoch(trainer, batch_idx)
             trainer.should_stop = True
             return
-        if self._checkpoints.can_save(trainer, batch_idx) and self._agreed(trainer, batch_idx):
-            self._checkpoints.save_within_epoch(trainer, batch_idx)
-            raise RunInterrupted(self._requested or "a signal to another process")
+        if self._checkpoints.can_save(trainer, batch_idx):
+            self._resumable_after = batch_idx
+            if self._agreed(trainer, batch_idx):
+                self._checkpoints.save_within_epoch(trainer, batch_idx)
+                self._stop()
 
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Lightning's hook: stop between epochs; last.ckpt has just been written."""
         if self._agreed(trainer, -1):
-            raise RunInterrupted(self._requested or "a signal to another process")
+            self._stop()
+
+    def on_exception(self, trainer: pl.Trainer, pl_module: pl.LightningModule, exception: BaseException) -> None:
+        """Lightning's hook: the signal ended the loader processes while the run waited for a batch of theirs."""
+        if self._requested is None or self._resumable_after is None or self.stopped_by is not None:
+            return
+        if isinstance(exception, RuntimeError) and trainer.world_size == 1:
+            self._checkpoints.save_within_epoch(trainer, self._resumable_after)
+            self.stopped_by = self._requested
+
+    def _stop(self) -> None:
+        self.stopped_by = self._requested or "a signal to another process"
+        raise RunInterrupted(self.stopped_by)
 
     def _agreed(self, trainer: pl.Trainer, batch_idx: int) -> bool:
         if trainer.world_size == 1:
