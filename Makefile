@@ -23,9 +23,8 @@ $(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
 demo: $(VENV)/.train
 	$(BIN)/polaformer demo
 
-# One thread a worker: two workers on two cores do not fight for them.
 test: $(VENV)/.dev
-	OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2
 
 lint: $(VENV)/.dev
 	$(BIN)/ruff check .
