@@ -10,6 +10,7 @@ import pickle
 import sys
 import types
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,7 @@ RELEASED = json.loads((Path(__file__).parents[1] / "data_files" / "released_stat
 
 
 @pytest.fixture
-def nano():
+def nano() -> Any:
     torch.manual_seed(7)
     return perturb(timm.create_model("pola_pvt_nano", num_classes=11)).eval()
 
@@ -79,7 +80,7 @@ def test_backbone_without_classifier_skips_the_files(nano, tmp_path):
 @pytest.mark.parametrize("out_indices", [(0, 1, 2, 3), (0, 1)])
 def test_features_only_skips_what_it_was_built_without(nano, tmp_path, out_indices):
     torch.save(nano.state_dict(), tmp_path / "nano.pth")
-    model = timm.create_model("pola_pvt_nano", features_only=True, out_indices=out_indices).eval()
+    model: Any = timm.create_model("pola_pvt_nano", features_only=True, out_indices=out_indices).eval()
     load_checkpoint(model, tmp_path / "nano.pth")
     x = torch.randn(2, 3, 45, 37)
     expected = nano.forward_intermediates(x, indices=list(out_indices), intermediates_only=True)
@@ -313,7 +314,7 @@ def test_through_timms_pretrained(nano, tmp_path, arguments):
     arguments = {"num_classes": 11, **arguments}
     if "features_only" in arguments:
         del arguments["num_classes"]
-    model = timm.create_model("pola_pvt_nano", pretrained=True, pretrained_cfg_overlay=overlay, **arguments)
+    model: Any = timm.create_model("pola_pvt_nano", pretrained=True, pretrained_cfg_overlay=overlay, **arguments)
     assert "state_dict" not in model.pretrained_cfg
     loaded = getattr(model, "model", model).state_dict()
     torch.testing.assert_close(loaded["block2.0.attn.qg.weight"], nano.state_dict()["block2.0.attn.qg.weight"])

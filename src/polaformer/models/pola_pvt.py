@@ -10,7 +10,7 @@ apply: its two tensors are buffers here, so that checkpoints load and save uncha
 Letters: B batch, C channels, H × W feature map, N = H·W tokens, M = N / r² reduced tokens.
 """
 
-from typing import Any, Dict, List, Optional, Sequence, Tuple, Union
+from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Union
 
 import torch
 from timm.layers import calculate_drop_path_rates, trunc_normal_
@@ -124,14 +124,16 @@ class PolaPVT(Backbone):
     Source: the PVT models of PolaFormer (arXiv 2501.15061), table 1 and appendix.
     """
 
-    patch_embed1: PatchEmbed
-    patch_embed2: PatchEmbed
-    patch_embed3: PatchEmbed
-    patch_embed4: PatchEmbed
-    block1: Stage
-    block2: Stage
-    block3: Stage
-    block4: Stage
+    if TYPE_CHECKING:  # not for TorchScript, which takes annotated modules for interfaces
+        patch_embed1: PatchEmbed
+        patch_embed2: PatchEmbed
+        patch_embed3: PatchEmbed
+        patch_embed4: PatchEmbed
+        block1: Stage
+        block2: Stage
+        block3: Stage
+        block4: Stage
+
     has_stage2: torch.jit.Final[bool]
     has_stage3: torch.jit.Final[bool]
     has_stage4: torch.jit.Final[bool]
@@ -268,7 +270,10 @@ class PolaPVT(Backbone):
         assert output_fmt == "NCHW", "output_fmt must be 'NCHW'"
         take_indices, last = feature_take_indices(self.num_stages, indices)
         maps = self._maps(x, last if stop_early else 3)
-        intermediates = [maps[i] for i in range(len(maps)) if i in take_indices]
+        intermediates: List[Tensor] = []
+        for i, x in enumerate(maps):
+            if i in take_indices:
+                intermediates.append(x)
         if intermediates_only:
             return intermediates
         return maps[-1], intermediates
