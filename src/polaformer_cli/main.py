@@ -79,6 +79,9 @@ def refuse_unknown(word: str, known: list[str], takes_recipe_keys: bool) -> None
 def run(args: argparse.Namespace) -> int:
     """Carry out a parsed command, turning a user's mistake into one line."""
     program = f"polaformer {args.command}"
+    # torch's threads spin while they wait for one another, and on cores that loader processes share, a step can take ten
+    # times as long. Sleeping instead costs little; it has to be said before torch is imported.
+    os.environ.setdefault("OMP_WAIT_POLICY", "passive")
     try:
         from polaformer.cli import run_command
 
