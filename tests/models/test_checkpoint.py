@@ -31,7 +31,7 @@ def nano() -> Any:
     return perturb(timm.create_model("pola_pvt_nano", num_classes=11)).eval()
 
 
-def perturb(model):
+def perturb(model: Any) -> Any:
     """Make every tensor differ from every fresh model's."""
     with torch.no_grad():
         for tensor in (*model.parameters(), *model.buffers()):
@@ -60,7 +60,7 @@ def test_equal_classes_and_size_load_bit_for_bit(nano, tmp_path):
 
 def test_other_classes_rebuild_only_the_head_and_say_so(nano, tmp_path, caplog):
     torch.save(nano.state_dict(), tmp_path / "nano.pth")
-    model = perturb(timm.create_model("pola_pvt_nano", num_classes=3))
+    model: Any = perturb(timm.create_model("pola_pvt_nano", num_classes=3))
     with caplog.at_level(logging.WARNING):
         report = load_checkpoint(model, tmp_path / "nano.pth")
     assert report.rebuilt == ["head.weight", "head.bias"]

@@ -154,9 +154,8 @@ def test_windows_round_trip_and_regions(size, shifted):
 
 def test_windows_equal_separate_calls():
     torch.manual_seed(0)
-    block = (
-        PolaSwin(img_size=64, embed_dim=6, num_heads=(1, 2, 3, 4), window_size=8).double().layers[0].blocks[0].eval()
-    )
+    model: Any = PolaSwin(img_size=64, embed_dim=6, num_heads=(1, 2, 3, 4), window_size=8)
+    block = model.double().layers[0].blocks[0].eval()
     x = torch.randn(1, 16, 24, 6, dtype=torch.float64)
     mixed = block.mix(x)
     for row in (0, 8):

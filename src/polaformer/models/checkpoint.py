@@ -220,9 +220,10 @@ def load_checkpoint(
     skipped = [name for name in state_dict if name.startswith((*backbone.pruned, *unused)) and name not in own]
     for name in skipped:
         del state_dict[name]
-    head = {name: tensor for name, tensor in state_dict.items() if name.startswith("head.")}
+    head = [name for name in state_dict if name.startswith("head.")]
+    other_classes = "head.weight" in head and state_dict["head.weight"].shape[0] != backbone.num_classes
     rebuilt = []
-    if backbone.num_classes and (not head or len(head.get("head.weight", own["head.weight"])) != backbone.num_classes):
+    if backbone.num_classes and (not head or other_classes):
         rebuilt = [name for name in own if name.startswith("head.")]
         state_dict = {name: tensor for name, tensor in state_dict.items() if name not in head}
     _check(backbone, own, state_dict, source, rebuilt, path)
