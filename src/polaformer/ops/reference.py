@@ -33,6 +33,8 @@ class _Terms(NamedTuple):
     values: Tensor  # (B, H, M, E + 2): [v₁, 1, v₂, 1]
     state: Tensor  # (B, H, 2D, E + 2): [[A₁, B₂], [B₁, A₂]]
     eps: Tensor  # (B, H, N, 1): c ε in each query's scale
+    log_q: Tensor  # (B, H, N, D): log|q|, −∞ where q is 0
+    log_k: Tensor  # (B, H, M, D): log|k|, −∞ where k is 0 or masked
 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, power: Tensor, key_padding_mask: Tensor | None, eps: float) -> Tensor:
@@ -63,8 +65,8 @@ def backward(
         grad_values = terms.features_k @ grad_state
         grad_v = torch.cat([grad_values[..., :size1], grad_values[..., size1 + 1 : -1]], dim=-1)
 
-        grad_q, grad_power_q = _power_gradients(x_q, p, terms.features_q, grad_features_q)
-        grad_k, grad_power_k = _power_gradients(x_k, p, terms.features_k, grad_features_k)
+        grad_q, grad_power_q = _power_gradients(x_q, p, terms.log_q, terms.features_q, grad_features_q)
+        grad_k, grad_power_k = _power_gradients(x_k, p, terms.log_k, terms.features_k, grad_features_k)
         grad_power = (grad_power_q.sum_to_size(p.shape) + grad_power_k.sum_to_size(p.shape)).reshape(power.shape)
         return grad_q.to(q.dtype), grad_k.to(k.dtype), grad_v.to(v.dtype), grad_power.to(power.dtype)
 
@@ -91,13 +93,13 @@ def _terms(q: Tensor, k: Tensor, v: Tensor, power: Tensor, key_padding_mask: Ten
         v = v.masked_fill(padding, 0)  # a padded value may be NaN, and 0 · NaN is NaN
         count = (~padding).sum(dim=-2, keepdim=True).clamp(min=1)
 
-    exponent_k = power * k.abs().log()
-    max_k = _finite(exponent_k.amax(dim=-2, keepdim=True))
-    features_k = _split_by_sign((exponent_k - max_k).exp(), k)
+    log_q, log_k = q.abs().log(), k.abs().log()
+    exponent_k = power * log_k
+    max_k = exponent_k.amax(dim=-2, keepdim=True)
+    features_k = _split_by_sign((exponent_k - _finite(max_k)).exp(), k)
 
-    # A channel in which every key is zero says nothing, so it must not set a query's scale either.
-    silent = (k == 0).all(dim=-2, keepdim=True)
-    exponent_q = (power * q.abs().log() + max_k).masked_fill(silent, -math.inf)
+    # A channel in which every key is zero (maximum −∞) says nothing and sets no query's scale either.
+    exponent_q = power * log_q + max_k
     max_q = _finite(exponent_q.amax(dim=-1, keepdim=True))
     features_q = _split_by_sign((exponent_q - max_q).exp(), q)
 
@@ -108,7 +110,7 @@ def _terms(q: Tensor, k: Tensor, v: Tensor, power: Tensor, key_padding_mask: Ten
     size1 = (v.shape[-1] + 1) // 2
     ones = torch.ones_like(v[..., :1])
     values = torch.cat([v[..., :size1], ones, v[..., size1:], ones], dim=-1)
-    return _Terms(features_q, features_k, values, _cross(features_k.mT @ values), scaled_eps)
+    return _Terms(features_q, features_k, values, _cross(features_k.mT @ values), scaled_eps, log_q, log_k)
 
 
 def _streams(terms: _Terms) -> tuple[Tensor, Tensor, Tensor, Tensor]:
@@ -137,7 +139,8 @@ def _cross(state: Tensor) -> Tensor:
 
 
 def _split_by_sign(features: Tensor, x: Tensor) -> Tensor:
-    return torch.cat([features * (x > 0), features * (x < 0)], dim=-1)
+    signed = torch.copysign(features, x)
+    return torch.cat([signed, -signed], dim=-1).clamp_(min=0)
 
 
 def _finite(maximum: Tensor) -> Tensor:
@@ -145,11 +148,11 @@ def _finite(maximum: Tensor) -> Tensor:
     return maximum.masked_fill(maximum == -math.inf, 0)
 
 
-def _power_gradients(x: Tensor, power: Tensor, features: Tensor, grad_features: Tensor) -> tuple[Tensor, Tensor]:
+def _power_gradients(
+    x: Tensor, power: Tensor, log_x: Tensor, features: Tensor, grad_features: Tensor
+) -> tuple[Tensor, Tensor]:
     """Return the gradients of x and power, both with the shape of x, through f = |x|^p · constant; 0 where x is 0."""
     positive, negative = (features * grad_features).chunk(2, dim=-1)
     weight = positive + negative  # f · ∂/∂f; one of the two is 0
-    zero = x == 0
-    grad_x = (weight * power / x).masked_fill(zero, 0)
-    grad_power = (weight * x.abs().log()).masked_fill(zero, 0)
-    return grad_x, grad_power
+    zero = log_x == -math.inf  # also what a mask has set to 0
+    return (weight * power / x).masked_fill_(zero, 0), (weight * log_x).masked_fill_(zero, 0)
