@@ -102,3 +102,9 @@ def test_evaluation_arguments_are_checked():
         evaluation_transform(7, 3, MEAN, STD, crop_pct=1.5)
     with pytest.raises(ValueError, match="mean and std must have 3 numbers, std above 0"):
         evaluation_transform(7, 3, MEAN, [0.1, 0.0, 0.1])
+
+
+@pytest.mark.parametrize("policy", ["nonsense", "rand-m9-zz3"])
+def test_unknown_auto_augment_is_named(policy):
+    with pytest.raises(ValueError, match=f"auto_augment must be a timm policy .*, got '{policy}'"):
+        training_transform(DataConfig(auto_augment=policy), MEAN, STD)

@@ -104,6 +104,7 @@ def training_transform(config: DataConfig, mean: Sequence[float], std: Sequence[
     for key in ("hflip", "vflip", "reprob"):
         if not 0.0 <= getattr(config, key) <= 1.0:
             raise ValueError(f"{key} must be a probability in 0..1, got {getattr(config, key)}")
+    _check_auto_augment(config.auto_augment)
     transform = create_transform(
         input_size=(config.in_chans, config.img_size, config.img_size),
         is_training=True,
@@ -143,6 +144,16 @@ def channel_statistics(values: Sequence[float] | None, models: Sequence[float], 
     if len(chosen) != in_chans:
         raise ValueError(f"{key} must have {in_chans} numbers, one a channel, got {chosen}")
     return chosen
+
+
+def _check_auto_augment(policy: str | None) -> None:
+    if policy is not None:
+        try:
+            create_transform(input_size=32, is_training=True, auto_augment=policy)
+        except (AssertionError, KeyError, ValueError):  # timm asserts the words of a policy and looks up its numbers
+            raise ValueError(
+                f"auto_augment must be a timm policy such as rand-m9-mstd0.5-inc1, augmix-m3 or original, got {policy!r}"
+            ) from None
 
 
 def _check(img_size: int, in_chans: int, mean: Sequence[float], std: Sequence[float], interpolation: str) -> None:

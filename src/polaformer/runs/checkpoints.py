@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -123,7 +124,7 @@ class CheckpointCallback(pl.Callback):
     """Keeps last.ckpt, best.ckpt and the weights of both.
 
     last.ckpt is written at the end of every epoch and every so many updates; best.ckpt when an epoch's top-1 exceeds
-    all before it. With a weight average (EMA) the weights files hold the average, which is also what was scored.
+    all before it, or equals the highest at a lower loss. With a weight average (EMA) the weights files hold the average, which is also what was scored.
 
     Args:
         files: knows the folder.
@@ -143,15 +144,17 @@ class CheckpointCallback(pl.Callback):
         self._ema = ema
         self._position = (0, 0)
         self.best_top1 = -1.0
+        self.best_loss = math.inf
         self.best_epoch = -1
 
     def state_dict(self) -> dict[str, Any]:
         """Lightning's hook: the best epoch so far."""
-        return {"best_top1": self.best_top1, "best_epoch": self.best_epoch}
+        return {"best_top1": self.best_top1, "best_loss": self.best_loss, "best_epoch": self.best_epoch}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Lightning's hook."""
-        self.best_top1, self.best_epoch = state_dict["best_top1"], state_dict["best_epoch"]
+        self.best_top1, self.best_loss = state_dict["best_top1"], state_dict["best_loss"]
+        self.best_epoch = state_dict["best_epoch"]
 
     def on_save_checkpoint(
         self, trainer: pl.Trainer, pl_module: pl.LightningModule, checkpoint: dict[str, Any]
@@ -190,10 +193,11 @@ class CheckpointCallback(pl.Callback):
     def on_train_epoch_end(self, trainer: pl.Trainer, pl_module: pl.LightningModule) -> None:
         """Lightning's hook, after validation: save last, and best when it is."""
         folder = self._files.folder
-        top1 = float(trainer.callback_metrics["val_top1"])
-        improved = top1 > self.best_top1
+        top1, loss = (float(trainer.callback_metrics[name]) for name in ("val_top1", "val_loss"))
+        # A few held-out images tie often, and the first epoch that got them right is seldom the best.
+        improved = (top1, -loss) > (self.best_top1, -self.best_loss)
         if improved:
-            self.best_top1, self.best_epoch = top1, trainer.current_epoch
+            self.best_top1, self.best_loss, self.best_epoch = top1, loss, trainer.current_epoch
         if trainer.is_global_zero:
             save_weights(folder.last_weights, self._scored_model(pl_module), self._info)
             if improved:

@@ -36,7 +36,7 @@ def draw_curves(rows: Sequence[Mapping[str, float]], path: Path) -> None:
     loss.set_title("Cross-entropy", loc="left")
     line(accuracy, "val_top5", SECOND, "top-5")
     line(accuracy, "val_top1", HELD_OUT, "top-1")
-    best = max(rows, key=lambda row: row["val_top1"])
+    best = max(rows, key=lambda row: (row["val_top1"], -row["val_loss"]))
     accuracy.set_title(f"Held-out accuracy: best top-1 {best['val_top1']:.2%} (epoch {best['epoch']:.0f})", loc="left")
     accuracy.yaxis.set_major_formatter(PercentFormatter(xmax=1))
     for axes in (loss, accuracy):
