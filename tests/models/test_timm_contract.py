@@ -291,6 +291,25 @@ def test_features_only_leaves_no_parameter_without_gradient(name, x, out_indices
     assert not [n for n, p in model.named_parameters() if p.grad is None]
 
 
+@pytest.fixture
+def process_group(tmp_path):
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    yield
+    torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:Grad strides do not match")  # of tables of one row, whose strides mean nothing
+@pytest.mark.usefixtures("process_group")
+@pytest.mark.parametrize(
+    "arguments", [{}, {"features_only": True}, {"features_only": True, "out_indices": (1,)}], ids=str
+)
+def test_distributed_training_with_default_flags(name, x, arguments):
+    model = torch.nn.parallel.DistributedDataParallel(small(name, **arguments).train())
+    for _ in range(2):  # the second step is the one that stops on parameters the first left without a gradient
+        outputs = model(x)
+        sum(output.square().mean() for output in (outputs if isinstance(outputs, list) else [outputs])).backward()
+
+
 def test_features_only_equals_intermediates(name, x):
     model = small(name).eval()
     backbone = small(name, features_only=True, out_indices=(0, 1, 2)).eval()
