@@ -173,3 +173,7 @@ def test_suggest_key__section_left_out_and_dashes() -> None:
     assert suggest_key("--img-size") == "; did you mean data.img_size?"
     assert suggest_key("--weight-decay") == "; did you mean optim.weight_decay?"
     assert suggest_key("--zzzzzz") == ""
+
+
+def test_suggestions_prefer_the_section_that_was_written():
+    assert suggest_key("optim.lrate").startswith("; did you mean optim.lr")

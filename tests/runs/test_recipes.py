@@ -3,7 +3,14 @@ from dataclasses import replace
 import pytest
 
 from polaformer.recipe import DataConfig, OptimConfig, Recipe, TrainConfig
-from polaformer.runs.recipes import changed_keys, read_recipe, recipe_from_dict, recipe_to_dict, write_recipe
+from polaformer.runs.recipes import (
+    changed_keys,
+    check_ranges,
+    read_recipe,
+    recipe_from_dict,
+    recipe_to_dict,
+    write_recipe,
+)
 
 
 def test_a_recipe_survives_its_file(tmp_path):
@@ -38,3 +45,13 @@ def test_changes_are_named_except_where_they_are_allowed():
     old = Recipe()
     new = replace(old, train=TrainConfig(epochs=99, max_steps=7, seed=3), data=DataConfig(num_workers=0, hflip=0.25))
     assert changed_keys(old, new) == [("data.hflip", 0.5, 0.25), ("train.seed", 0, 3)]
+
+
+@pytest.mark.parametrize(
+    ("section", "key", "value"), [("train", "epochs", -1), ("data", "batch_size", 0), ("optim", "min_lr", float("nan"))]
+)
+def test_a_value_below_its_smallest_is_named(section, key, value):
+    recipe = Recipe()
+    setattr(getattr(recipe, section), key, value)
+    with pytest.raises(ValueError, match=f"{section}.{key} must be at least [01], got {value}"):
+        check_ranges(recipe)

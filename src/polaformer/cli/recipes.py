@@ -153,7 +153,11 @@ def suggest_key(word: str) -> str:
     by_name: dict[str, list[str]] = {}
     for key in field_types():
         by_name.setdefault(key.partition(".")[2], []).append(key)
-    close = difflib.get_close_matches(name.replace("-", "_"), by_name, n=1)
+    name = name.replace("-", "_")
+    in_section = [key.partition(".")[2] for key in field_types() if key.startswith(f"{section}.")]
+    close = difflib.get_close_matches(name, in_section, n=1, cutoff=0.5) or difflib.get_close_matches(
+        name, by_name, n=1
+    )
     if not close:
         return ""
     candidates = by_name[close[0]]

@@ -24,7 +24,7 @@ from .folder import FolderCallback, RunFolder, check_name_is_free
 from .guard import NonFiniteGuard
 from .history import HistoryCallback
 from .networks import build_network, describe_network
-from .recipes import CHANGEABLE, changed_keys
+from .recipes import CHANGEABLE, changed_keys, check_ranges
 from .stopping import RunInterrupted, StoppingCallback
 from .timing import DataWaitCallback
 from .trainer import build_trainer, quiet_lightning
@@ -153,6 +153,7 @@ def make_plan(recipe: Recipe | None, checkpoint: Path | None) -> Plan:
     if state is not None:
         recipe = recipe or state.recipe
     assert recipe is not None, "a recipe or a checkpoint is given"
+    check_ranges(recipe)
     if state is None:
         check_name_is_free(recipe)
     data = load_data(recipe)

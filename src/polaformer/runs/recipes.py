@@ -24,6 +24,35 @@ CHANGEABLE = (
 )
 """Keys a resumed run may change: how long, on what machine and where, not what is computed."""
 
+SMALLEST = {
+    "data.batch_size": 1,
+    "data.num_workers": 0,
+    "optim.weight_decay": 0,
+    "optim.clip_grad": 0,
+    "optim.warmup_epochs": 0,
+    "optim.warmup_lr": 0,
+    "optim.min_lr": 0,
+    "optim.cooldown_epochs": 0,
+    "train.epochs": 1,
+    "train.max_steps": 1,
+    "train.seed": 0,
+    "train.accumulate": 1,
+    "train.mixup": 0,
+    "train.cutmix": 0,
+    "train.smoothing": 0,
+    "train.checkpoint_every": 1,
+}
+"""Keys with a smallest value; null is none of theirs."""
+
+
+def check_ranges(recipe: Recipe) -> None:
+    """Raise ValueError for the first key below its smallest value, or not a number."""
+    for key, smallest in SMALLEST.items():
+        section, _, name = key.partition(".")
+        value = getattr(getattr(recipe, section), name)
+        if value is not None and not value >= smallest:
+            raise ValueError(f"{key} must be at least {smallest}, got {value}")
+
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, dict[str, Any]]:
     """The sections of a recipe as nested dictionaries of plain values; tuples become lists."""

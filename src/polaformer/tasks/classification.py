@@ -103,6 +103,13 @@ class ClassificationTask(pl.LightningModule):
             return F.cross_entropy(self(images), targets)
         return F.cross_entropy(self(images), targets, label_smoothing=self.train_config.smoothing)
 
+    def on_train_start(self) -> None:
+        """Lightning's hook: a run resumed for more epochs goes on at its new schedule's rate, not the checkpoint's."""
+        scheduler = self.lr_schedulers()
+        assert isinstance(scheduler, LambdaLR)
+        for group, peak, factor in zip(scheduler.optimizer.param_groups, scheduler.base_lrs, scheduler.lr_lambdas):
+            group["lr"] = peak * factor(scheduler.last_epoch)
+
     def training_step(self, batch: Any, batch_idx: int) -> dict[str, Tensor]:
         """Lightning's hook: the loss to minimise, and the same number for the records."""
         loss = self.training_loss(batch, self.current_epoch, batch_idx)
