@@ -278,3 +278,16 @@ def test_long_sequences_equal_float64(tokens, dtype):
         floor = 1.0 if tokens == 1 else torch.finfo(actual.dtype).tiny
         assert actual.isfinite().all()
         assert relative(actual, wanted, floor) <= 10 * LIMITS[dtype]
+
+
+@pytest.mark.parametrize(("scale", "exponent"), [(1e-3, 3.0), (1e-2, 5.0)])
+def test_gradients_survive_where_eps_swamps_the_weights(scale, exponent):
+    q, k, v, _ = make_inputs(1, 2, 7, 11, 5, 4, scale=scale)
+    inputs = [*(x.float() for x in (q, k, v)), torch.full((2, 5), exponent)]
+    grad = torch.randn(1, 2, 7, 4, generator=torch.Generator().manual_seed(3))
+    _, grads = gradients(pola_attention, inputs, grad)
+    stored = [x.double() for x in inputs]
+    _, expected = gradients(lambda q, k, v, p: quadratic_attention(q, k, v, p[:, None]), stored, grad.double())
+    for actual, wanted in zip(grads, expected):
+        assert wanted.abs().max() > 0
+        assert relative(actual, wanted) <= 2e-4

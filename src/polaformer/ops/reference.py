@@ -51,10 +51,10 @@ def backward(
     with _without_autocast(q):
         x_q, x_k, x_v, p = _compute_inputs(q, k, v, power)
         terms = _terms(x_q, x_k, x_v, p, key_padding_mask, eps)
-        y1, y2, den1, den2 = _streams(terms)
+        y1, y2, weights1, weights2 = _streams(terms)
         size1 = y1.shape[-1]
-        grad_num1 = _quotient_gradient(grad[..., :size1], den1, terms.eps)
-        grad_num2 = _quotient_gradient(grad[..., size1:], den2, terms.eps)
+        grad_num1 = _quotient_gradient(grad[..., :size1], weights1, terms.eps)
+        grad_num2 = _quotient_gradient(grad[..., size1:], weights2, terms.eps)
         grad_den1 = -(grad_num1 * y1).sum(-1, keepdim=True)
         grad_den2 = -(grad_num2 * y2).sum(-1, keepdim=True)
         grad_product = torch.cat([grad_num1, grad_den1, grad_num2, grad_den2], dim=-1)
@@ -114,19 +114,18 @@ def _terms(q: Tensor, k: Tensor, v: Tensor, power: Tensor, key_padding_mask: Ten
 
 
 def _streams(terms: _Terms) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Return y₁ (B, H, N, E₁), y₂ (B, H, N, E − E₁) and their denominators (B, H, N, 1)."""
+    """Return y₁ (B, H, N, E₁), y₂ (B, H, N, E − E₁) and their sums of weights, without ε, (B, H, N, 1)."""
     product = terms.features_q @ terms.state
     size = product.shape[-1]
     size1 = (size - 1) // 2
-    num1, den1, num2, den2 = product.split([size1, 1, size - size1 - 2, 1], dim=-1)
-    den1, den2 = den1 + terms.eps, den2 + terms.eps
-    return num1 / den1, num2 / den2, den1, den2
+    num1, weights1, num2, weights2 = product.split([size1, 1, size - size1 - 2, 1], dim=-1)
+    return num1 / (weights1 + terms.eps), num2 / (weights2 + terms.eps), weights1, weights2
 
 
-def _quotient_gradient(grad: Tensor, denominator: Tensor, eps: Tensor) -> Tensor:
+def _quotient_gradient(grad: Tensor, weights: Tensor, eps: Tensor) -> Tensor:
     # A stream without any weight (one-signed q and k, no valid key) passes no gradient on, but ε alone in the denominator
-    # can make grad / ε infinite there.
-    return (grad.to(denominator.dtype) / denominator).masked_fill(denominator == eps, 0)
+    # can make grad / ε infinite there. Weights that ε only swamps still count.
+    return (grad.to(weights.dtype) / (weights + eps)).masked_fill(weights == 0, 0)
 
 
 def _cross(state: Tensor) -> Tensor:
