@@ -3,6 +3,7 @@
 import pytest
 import torch
 from torch import nn
+from torch.autograd import forward_ad
 from torch.utils.checkpoint import checkpoint
 
 from polaformer import pola_attention
@@ -108,3 +109,33 @@ def test_second_derivatives_are_refused():
     (grad,) = torch.autograd.grad(pola_attention(q, k, v, power, key_padding_mask=mask).sum(), q, create_graph=True)
     with pytest.raises(RuntimeError, match="first derivatives only"):
         torch.autograd.grad(grad.sum(), q)
+
+
+def dual_output(q, k, tangent):
+    with forward_ad.dual_level():
+        return pola_attention(forward_ad.make_dual(q, tangent), k, k, torch.full((3, 5), 2.0))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize(
+    "differentiate",
+    [
+        lambda f, q, k, t: torch.func.jvp(lambda x: f(x, k, k, torch.full((3, 5), 2.0)), (q,), (t,)),
+        lambda f, q, k, t: torch.func.jvp(lambda p: f(q, k, k, p), (torch.ones(3, 5),), (torch.ones(3, 5),)),
+        lambda f, q, k, t: torch.func.jacfwd(lambda x: f(q, k, x, torch.full((3, 5), 2.0)))(k),
+        lambda f, q, k, t: dual_output(q, k, t),
+    ],
+    ids=["jvp of q", "jvp of power", "jacfwd of v", "dual level"],
+)
+def test_forward_mode_is_refused(differentiate, requires_grad):
+    q, k = (x.detach().requires_grad_(requires_grad) for x in make_case()[:2])
+    with pytest.raises(RuntimeError, match="pola_attention has derivatives by backward only"):
+        differentiate(pola_attention, q, k, torch.ones_like(q))
+
+
+def test_forward_mode_over_constants_passes():
+    q, k, v, _ = (x.detach() for x in make_case())
+    power = torch.full((3, 5), 2.0)
+    x = torch.ones(2, 3, 7, 4)
+    _, tangent = torch.func.jvp(lambda x: x * pola_attention(q, k, v, power), (x,), (3 * x,))  # pyright: ignore[reportAssignmentType]
+    torch.testing.assert_close(tangent, 3 * pola_attention(q, k, v, power))

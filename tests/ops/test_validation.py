@@ -3,6 +3,7 @@
 import re
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
@@ -39,6 +40,11 @@ def arguments(**changes: Any) -> dict[str, Any]:
         ({"backend": "cuda"}, "backend must be one of auto, reference, got 'cuda'"),
         ({"key_padding_mask": torch.zeros(2, 7, dtype=torch.bool)}, "key_padding_mask must have shape (batch, keys) = (2, 11), got (2, 7)"),
         ({"key_padding_mask": torch.zeros(2, 11)}, "key_padding_mask must have dtype torch.bool (True = ignore this key), got torch.float32"),
+        ({"q": np.ones((2, 3, 7, 5))}, "q must be a tensor, got ndarray"),
+        ({"k": None}, "k must be a tensor, got NoneType"),
+        ({"v": [[1.0]]}, "v must be a tensor, got list"),
+        ({"power": 3.0}, "power must be a tensor, got float"),
+        ({"key_padding_mask": False}, "key_padding_mask must be a tensor or None, got bool"),
         ({"v": torch.ones(2, 3, 11, 4, device="meta")}, "v must be on the device of q, cpu, got meta"),
     ],
 )  # fmt: skip

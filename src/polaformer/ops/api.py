@@ -6,6 +6,7 @@ import torch
 from torch import Tensor
 
 from . import registration
+from .validation import check_tensors
 
 
 def pola_attention(
@@ -43,11 +44,13 @@ def pola_attention(
         [y₁, y₂] of shape (B, H, N, E), in v's dtype.
 
     Raises:
-        ValueError: an argument has the wrong rank, shape, dtype or device; power is ≤ 0 (seen on the CPU only, where looking
-            does not wait for a device); the backend is unknown.
+        RuntimeError: a derivative is asked for that is not by backward (`torch.func.jvp`), or is a second one.
+        ValueError: an argument is no tensor, or has the wrong rank, shape, dtype or device; power is ≤ 0 (seen on the CPU
+            only, where looking does not wait for a device); the backend is unknown.
 
     Source: PolaFormer, ICLR 2025 (arXiv 2501.15061), section 4.
     """
+    check_tensors(q, k, v, power, key_padding_mask)
     return torch.ops.polaformer.pola_attention(q, k, v, power, key_padding_mask, eps, backend)
 
 

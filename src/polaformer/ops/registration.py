@@ -1,15 +1,17 @@
 """The operator as torch sees it: schema, kernels, shapes for tracing, gradient formula.
 
-Checks run inside the kernels, not before the call: the call itself then has no control flow, and every tracer
-(torch.compile, torch.export, FX, TorchScript) takes it as one node.
+Checks of shapes and values run inside the kernels, not before the call: the call itself then has no control flow that
+depends on them, and every tracer (torch.compile, torch.export, FX, TorchScript) takes it as one node.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd import forward_ad
 
 from .backends import resolve_backend
 from .validation import check_inputs
@@ -82,6 +84,24 @@ def _backward_fake(
     return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), power.new_empty(power.shape)
 
 
+class _BackwardOnly(torch.library.Library):
+    """Registers kernels that refuse tangents, which torch's own autograd kernels drop without a word."""
+
+    def impl(self, op_name: str, fn: Callable[..., Any], dispatch_key: str = "", **options: Any) -> None:
+        def checked(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+            # Looked for here, above the kernels: below, functorch has already taken the tangents off.
+            if any(isinstance(x, Tensor) and forward_ad.unpack_dual(x).tangent is not None for x in args):
+                raise RuntimeError(
+                    f"{op_name} has derivatives by backward only, got a request for forward-mode ones (jvp)"
+                )
+            return fn(keyset, *args, **kwargs)
+
+        super().impl(op_name, checked, dispatch_key, **options)
+
+
+_library = _BackwardOnly("polaformer", "FRAGMENT")
+
+
 def _setup_context(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
     q, k, v, power, key_padding_mask, ctx.eps, ctx.backend = inputs
     ctx.save_for_backward(q, k, v, power, key_padding_mask)
@@ -93,11 +113,11 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*grads, None, None, None)
 
 
-torch.library.register_autograd(FORWARD, _gradients, setup_context=_setup_context)
+torch.library.register_autograd(FORWARD, _gradients, setup_context=_setup_context, lib=_library)
 
 
 def _refuse_second_derivatives(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
     raise RuntimeError("pola_attention has first derivatives only, got a request for second ones (create_graph=True)")
 
 
-torch.library.register_autograd(BACKWARD, _refuse_second_derivatives)
+torch.library.register_autograd(BACKWARD, _refuse_second_derivatives, lib=_library)

@@ -2,7 +2,19 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor
+from torch.overrides import is_tensor_like
+
+
+def check_tensors(q: Any, k: Any, v: Any, power: Any, key_padding_mask: Any) -> None:
+    """Raise ValueError naming the argument that is no tensor; what stands for one while a function is traced passes."""
+    for name, x in (("q", q), ("k", k), ("v", v), ("power", power)):
+        if not is_tensor_like(x):
+            raise ValueError(f"{name} must be a tensor, got {type(x).__name__}")
+    if key_padding_mask is not None and not is_tensor_like(key_padding_mask):
+        raise ValueError(f"key_padding_mask must be a tensor or None, got {type(key_padding_mask).__name__}")
 
 
 def check_inputs(q: Tensor, k: Tensor, v: Tensor, power: Tensor, key_padding_mask: Tensor | None, eps: float) -> None:
