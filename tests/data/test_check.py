@@ -1,3 +1,4 @@
+import os
 import shutil
 
 import numpy as np
@@ -40,7 +41,7 @@ def test_bad_files_come_first_and_are_errors(tmp_path):
     assert "truncated" in found["bad_truncated.jpg"][1]
     assert found["small.png"] == ("warning", "is small (31x40 pixels, under 32)")
     text = report.render(most=2).splitlines()
-    assert text[-2:] == ["... and 2 more", "3 errors, 1 warnings"]
+    assert text[-2:] == ["... and 2 more", "3 errors, 1 warning"]
     assert f"error: {tmp_path}/dog/bad_empty.jpg: is empty (0 bytes)" in report.render()
 
 
@@ -60,8 +61,8 @@ def test_strips_other_endings_empty_folders_and_stray_images(tmp_path):
     assert report.ok
     assert [problem.reason for problem in report.problems] == [
         f"{tmp_path}: class folders without images are left out: 'yak'",
-        f"{tmp_path}: 1 images beside the class folders are left out",
-        "1 files ending in .txt are passed over",
+        f"{tmp_path}: left out 1 image beside the class folders",
+        "1 file ending in .txt passed over",
         "is a strip (672x32 pixels), of which a square shows little",
     ]
 
@@ -93,4 +94,39 @@ def test_unusable_folder_is_one_error(tmp_path, counts, message):
     assert report.split is None
     assert report.problems == [Problem(str(tmp_path), report.problems[0].reason, "error")]
     assert message in report.problems[0].reason
-    assert report.render().splitlines()[-1] == "1 errors, 0 warnings"
+    assert report.render().splitlines()[-1] == "1 error, 0 warnings"
+
+
+def test_pipes_and_broken_links_are_bad_files(tmp_path):
+    write_tree(tmp_path, {"cat": 5, "dog": 5})
+    os.mkfifo(tmp_path / "cat" / "pipe.png")
+    os.symlink(tmp_path / "dog" / "self.png", tmp_path / "dog" / "self.png")
+    assert _by_name(check_data(tmp_path)) == {
+        "pipe.png": ("error", "is no regular file"),
+        "self.png": ("error", "is a link that leads to no file"),
+    }
+
+
+def test_names_of_any_bytes_are_shown_escaped(tmp_path):
+    write_tree(tmp_path, {"cat": 5, "dog": 5})
+    (tmp_path / "cat" / "\udcff\x1b[2J\nerror.png").touch()
+    assert r"error: " + str(tmp_path / "cat") + r"/\udcff\x1b[2J\nerror.png: is empty" in check_data(tmp_path).render()
+
+
+def test_nothing_held_out_is_an_error(tmp_path):
+    report = check_data(write_tree(tmp_path, {"cat": 1, "dog": 1}))
+    assert not report.ok
+    assert report.render().splitlines()[-2:] == [
+        "error: must hold images to evaluate on, got none held out: each class has one",
+        "1 error, 0 warnings",
+    ]
+
+
+def test_digits_are_the_built_in_ones(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    report = check_data("digits")
+    assert report.split is not None
+    assert (report.problems, len(report.split.train) + len(report.split.val)) == ([], 1797)
+    (tmp_path / "digits").mkdir()
+    (warning,) = check_data("digits").problems
+    assert warning.reason == "digits means the built-in data set; the folder of that name is ./digits"

@@ -164,7 +164,7 @@ def test_class_of_one_image_stays_in_training(tmp_path):
 
 def test_images_beside_class_folders_are_warned_of(tmp_path):
     write_tree(tmp_path, {"cat": 2, "dog": 2, ".": 3})
-    with pytest.warns(UserWarning, match="3 images beside the class folders are left out"):
+    with pytest.warns(UserWarning, match="left out 3 images beside the class folders"):
         scan_folder(tmp_path)
 
 
@@ -215,3 +215,47 @@ def test_image_list_loads(tmp_path):
     split = scan_folder(write_tree(tmp_path, {"cat": 2, "dog": 2}, size=(13, 11)), 0.5)
     assert split.train.load(1, 3).size == (13, 11)
     assert split.train.load(0, 1).mode == "L"
+
+
+def test_links_to_themselves_are_files_and_no_folders(tmp_path):
+    write_tree(tmp_path, {"cat": 3, "dog": 3})
+    for place in ("loop", "dog/loop", "dog/loop.png"):
+        os.symlink(tmp_path / place, tmp_path / place)
+    split = scan_folder(tmp_path)
+    assert split.class_names == ["cat", "dog"]
+    assert "dog/loop.png" in [*split.train.names, *split.val.names]
+    assert split.ignored == {"no ending": 1}
+
+
+@pytest.mark.parametrize(
+    ("name", "state"),
+    [("loop", "is a link that leads nowhere"), ("file.txt/x", "does not exist"), ("x" * 300, "does not exist")],
+)
+def test_path_that_the_system_refuses_is_told_in_one_line(tmp_path, name, state):
+    (tmp_path / "file.txt").write_text("x")
+    os.symlink(tmp_path / "loop", tmp_path / "loop")
+    with pytest.raises(ValueError, match=f"path must be a folder of images, got .*', which {state}"):
+        read_folder(tmp_path / name)
+
+
+def test_folder_that_cannot_be_listed_is_named(tmp_path, monkeypatch):
+    def refuse(folder):
+        raise PermissionError(13, "Permission denied", folder)
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(ValueError, match=f"^{tmp_path} cannot be listed: Permission denied$"):
+        read_folder(tmp_path)
+
+
+@pytest.mark.parametrize("name", ["caf\udce9", "two\nlines", "\x1b[2J"])
+def test_class_name_that_cannot_be_written_down_is_refused(tmp_path, name):
+    write_tree(tmp_path, {name: 2, "cat": 2})
+    with pytest.raises(ValueError, match="must have names in UTF-8 without control characters, got") as caught:
+        read_folder(tmp_path)
+    assert repr(name) in str(caught.value)
+
+
+def test_class_names_that_look_alike_are_warned_of(tmp_path):
+    write_tree(tmp_path, {"caf\u00e9": 2, "cafe\u0301": 2, "tea": 2})
+    with pytest.warns(UserWarning, match=r"look alike but differ .*: 'cafe\\u0301', 'caf\\xe9'$"):
+        assert len(scan_folder(tmp_path).class_names) == 3

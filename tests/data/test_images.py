@@ -1,6 +1,8 @@
 import os
 import pickle
+import socket
 import struct
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -180,3 +182,30 @@ def test_image_error_survives_pickling():
 def test_image_names():
     assert all(map(is_image_name, ["a.jpg", "a.JPG", "a.Jpeg", "a.b.PNG", "a.tiff", "a.WEBP", "a.jfif"]))
     assert not any(map(is_image_name, ["a", "a.txt", "._a.jpg", ".jpg", "Thumbs.db", "a.jpg.part"]))
+
+
+@pytest.fixture
+def odd_files(tmp_path):
+    """Paths that are no regular files, and a part of the reason."""
+    os.mkfifo(tmp_path / "pipe.png")
+    os.symlink(tmp_path / "self.png", tmp_path / "self.png")
+    os.symlink(tmp_path / "nowhere", tmp_path / "broken.png")
+    (tmp_path / "file.txt").write_text("x")
+    with socket.socket(socket.AF_UNIX) as server:
+        server.bind(str(tmp_path / "socket.png"))
+    return {
+        tmp_path / "pipe.png": "is no regular file",
+        tmp_path / "socket.png": "is no regular file",
+        Path(os.devnull): "is no regular file",
+        tmp_path / "self.png": "is a link that leads to no file",
+        tmp_path / "broken.png": "is a link that leads to no file",
+        tmp_path / "file.txt" / "x.png": "cannot be read: Not a directory",
+        tmp_path / f"{'x' * 300}.png": "cannot be read: File name too long",
+    }
+
+
+def test_paths_that_are_no_regular_files_are_never_opened(odd_files):
+    for path, reason in odd_files.items():
+        with pytest.raises(ImageError) as caught:
+            load_image(path)
+        assert caught.value.reason == reason

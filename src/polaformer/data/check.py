@@ -11,8 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from .digits import DIGITS, load_digits_split
 from .folders import read_folder
 from .images import ImageError, load_image
+from .names import counted, printable
 from .split import DataSplit, LabelledImages, class_table
 
 SMALL_SIDE = 32  # pixels; below it the deepest stage of a pyramid sees less than one token
@@ -64,14 +66,16 @@ class DataReport:
         Returns:
             Lines without a final newline.
         """
-        lines = [f"{self.path}"]
+        lines = [printable(self.path)]
         if self.split is not None:
             lines += [class_table(self.split, most=1000), ""]
-        lines += [f"{problem.severity}: {problem.path}: {problem.reason}" for problem in self.problems[:most]]
+        for problem in self.problems[:most]:
+            place = "" if problem.path == self.path else f"{problem.path}: "  # the first line names the folder itself
+            lines.append(printable(f"{problem.severity}: {place}{problem.reason}"))
         if len(self.problems) > most:
             lines.append(f"... and {len(self.problems) - most} more")
         counts = Counter(problem.severity for problem in self.problems)
-        lines.append(f"{counts['error']} errors, {counts['warning']} warnings")
+        lines.append(", ".join(counted(counts[severity], severity) for severity in ("error", "warning")))
         return "\n".join(lines)
 
 
@@ -80,12 +84,13 @@ def check_data(
 ) -> DataReport:
     """Read every image under a folder and list what is wrong.
 
-    Errors: a layout that cannot be used; files that cannot be decoded; a held-out class that training lacks.
-    Warnings: class folders without images, classes missing from a set, files with other endings, images under 32 pixels
-    or longer than 20:1, and equal files, be they in two classes or in both the training and a held-out set.
+    Errors: a layout that cannot be used; files that cannot be decoded; a held-out class that training lacks; nothing
+    held out. Warnings: class folders without images, classes missing from a set, classes whose names look alike, files
+    with other endings, images under 32 pixels or longer than 20:1, and equal files, be they in two classes or in both
+    the training and a held-out set.
 
     Args:
-        path: the folder, as `data.path` of a recipe.
+        path: the folder, as `data.path` of a recipe; so "digits" is the built-in data set, which has no problems.
         val_fraction: share held out where there is no held-out folder.
         split_seed: seed of that split.
         num_threads: threads that decode; null for one a core.
@@ -94,15 +99,21 @@ def check_data(
         The report; problems are no exceptions here.
     """
     root = os.fspath(path)
+    if root == DIGITS:
+        return DataReport(root, load_digits_split(val_fraction, split_seed), _shadowed_folder())
     try:
         split = read_folder(root, val_fraction, split_seed)
     except ValueError as error:
         return DataReport(root, None, [Problem(root, str(error), "error")])
     problems = [Problem(root, note, "warning") for note in split.notes]
     problems += [
-        Problem(root, f"{count} files ending in {ending} are passed over", "warning")
+        Problem(root, f"{counted(count, 'file')} ending in {ending} passed over", "warning")
         for ending, count in sorted(split.ignored.items())
     ]
+    if not len(split.val):
+        problems.append(
+            Problem(root, "must hold images to evaluate on, got none held out: each class has one", "error")
+        )
     by_role = {role: images for role in ("train", "val", "test") if (images := getattr(split, role)) is not None}
     equal_files: defaultdict[bytes, list[tuple[str, int]]] = defaultdict(list)
     with ThreadPoolExecutor(num_threads or os.cpu_count()) as pool:
@@ -115,6 +126,12 @@ def check_data(
     return DataReport(root, split, sorted(problems, key=lambda problem: problem.severity))
 
 
+def _shadowed_folder() -> list[Problem]:
+    if not os.path.isdir(DIGITS):
+        return []
+    return [Problem(DIGITS, f"{DIGITS} means the built-in data set; the folder of that name is ./{DIGITS}", "warning")]
+
+
 def _inspect_all(pool: ThreadPoolExecutor, images: LabelledImages) -> Iterator[tuple[list[Problem], bytes | None]]:
     for start in range(0, len(images), FILES_QUEUED):  # `map` would queue a million files at once
         yield from pool.map(_inspect, map(images.path, range(start, min(start + FILES_QUEUED, len(images)))))
@@ -122,12 +139,12 @@ def _inspect_all(pool: ThreadPoolExecutor, images: LabelledImages) -> Iterator[t
 
 def _inspect(path: str) -> tuple[list[Problem], bytes | None]:
     try:
-        content = Path(path).read_bytes()
-        width, height = load_image(content).size
-    except OSError as error:
-        return [Problem(path, str(error.strerror), "error")], None
+        width, height = load_image(path).size
+        digest = hashlib.sha256(Path(path).read_bytes()).digest()
     except ImageError as error:
         return [Problem(path, error.reason, "error")], None
+    except OSError as error:  # it has changed since
+        return [Problem(path, str(error.strerror), "error")], None
     problems = []
     if min(width, height) < SMALL_SIDE:
         problems.append(Problem(path, f"is small ({width}x{height} pixels, under {SMALL_SIDE})", "warning"))
@@ -135,7 +152,7 @@ def _inspect(path: str) -> tuple[list[Problem], bytes | None]:
         problems.append(
             Problem(path, f"is a strip ({width}x{height} pixels), of which a square shows little", "warning")
         )
-    return problems, hashlib.sha256(content).digest()
+    return problems, digest
 
 
 def _duplicates(

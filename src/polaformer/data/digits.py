@@ -11,6 +11,7 @@ from PIL import Image
 
 from .split import DataSplit, held_out
 
+DIGITS = "digits"  # what `data.path` calls them; a folder of that name is ./digits
 GREY_LEVELS = 16  # the scans count ink in blocks of 4x4 pixels
 
 

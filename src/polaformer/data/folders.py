@@ -15,8 +15,9 @@ links are followed.
 from __future__ import annotations
 
 import os
+import unicodedata
 import warnings
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
@@ -24,6 +25,7 @@ import numpy as np
 from PIL import Image
 
 from .images import IMAGE_EXTENSIONS, is_image_name, load_image
+from .names import counted, printable
 from .packed import PackedStrings
 from .split import DataSplit, held_out
 
@@ -85,12 +87,14 @@ def read_folder(
     """List a folder's images without warning; the notes are in the result. Arguments as in `scan_folder`.
 
     Raises:
-        ValueError: path is no folder; there are images but no class folders; no images; fewer than two classes and no
-            class_names; a set holds a class that the class table lacks; two held-out folders.
+        ValueError: path is no folder, or one below it cannot be listed; there are images but no class folders; no
+            images; fewer than two classes and no class_names; a class's name cannot be written down; a set holds a
+            class that the class table lacks; two held-out folders.
     """
     root = Path(path)
-    if not root.is_dir():
-        state = "is a file" if root.exists() else "does not exist"
+    if not os.path.isdir(root):  # Path.is_dir() raises for a name that is too long
+        link = os.path.islink(root) and not os.path.exists(root)
+        state = "is a link that leads nowhere" if link else "is a file" if os.path.exists(root) else "does not exist"
         raise ValueError(f"path must be a folder of images, got {str(root)!r}, which {state}")
     sets = _named_sets(root, class_names is not None)
     if not sets:
@@ -110,7 +114,7 @@ def read_folder(
 
 def _named_sets(root: Path, evaluating: bool) -> dict[str, Path]:
     """Folders of the first layout by role (train, val, test); empty for the second."""
-    folders = {entry.name: Path(entry.path) for entry in _visible(root) if entry.is_dir()}
+    folders = {entry.name: Path(entry.path) for entry in _visible(root) if _is_folder(entry)}
     roles = {"train": "train", "test": "test", **dict.fromkeys(HELD_OUT_NAMES, "val")}
     named = [name for name in folders if name.lower() in roles]
     sets: dict[str, Path] = {}
@@ -137,25 +141,21 @@ class _Found:
         self.counts: dict[str, int] = {}
         self.stray = 0  # images beside the class folders, in none of them
         for entry in _visible(root):
-            if entry.is_dir():
-                names = sorted(self._walk(Path(entry.path), entry.name, frozenset()))
+            if _is_folder(entry):
+                names = self._images_of_class(entry)
                 self.counts[entry.name] = len(names)
                 self.names += names
             elif is_image_name(entry.name):
                 self.stray += 1
 
-    def _walk(self, folder: Path, prefix: str, above: frozenset[str]) -> Iterator[str]:
-        place = os.path.realpath(folder)
-        if place in above:  # a link that leads back up
-            return
-        for entry in _visible(folder):
-            name = f"{prefix}/{entry.name}"
-            if entry.is_dir():
-                yield from self._walk(Path(entry.path), name, above | {place})
-            elif is_image_name(entry.name):
-                yield name
+    def _images_of_class(self, folder: os.DirEntry[str]) -> list[str]:
+        names = []
+        for name in walk_files(folder):
+            if is_image_name(name.rpartition("/")[2]):
+                names.append(f"{folder.name}/{name}")
             else:
-                self.ignored[os.path.splitext(entry.name)[1].lower() or "no ending"] += 1
+                self.ignored[os.path.splitext(name)[1].lower() or "no ending"] += 1
+        return sorted(names)
 
     def labels(self, table: list[str]) -> np.ndarray:
         number = {name: label for label, name in enumerate(table)}
@@ -175,7 +175,8 @@ class _Found:
 def _class_table(found: _Found, class_names: list[str] | None) -> list[str]:
     if not found.counts and found.stray:
         raise ValueError(
-            f"{found.root} holds {found.stray} images but no class folders; put each class in a folder of its own"
+            f"{found.root} holds {counted(found.stray, 'image')} but no class folders; "
+            "put each class in a folder of its own"
         )
     if not found.names:
         others = ", ".join(f"{count} {ending}" for ending, count in sorted(found.ignored.items()))
@@ -188,6 +189,12 @@ def _class_table(found: _Found, class_names: list[str] | None) -> list[str]:
     table = [name for name, count in found.counts.items() if count]
     if len(table) < 2:
         raise ValueError(f"{found.root} must hold images of at least two classes, got only {table[0]!r}")
+    unwritable = [name for name in table if name != printable(name)]
+    if unwritable:  # the class table is stored with the weights as JSON, and in the run folder as lines
+        raise ValueError(
+            f"class folders of {found.root} must have names in UTF-8 without control characters, "
+            f"got {_quoted(unwritable)}"
+        )
     return table
 
 
@@ -204,13 +211,21 @@ def _split_of_sets(founds: dict[str, _Found], table: list[str], val_fraction: fl
 
 
 def _add_notes(split: DataSplit, founds: list[_Found]) -> None:
+    spellings: defaultdict[str, list[str]] = defaultdict(list)
+    for name in split.class_names:
+        spellings[unicodedata.normalize("NFC", name)].append(ascii(name))
+    split.notes += [
+        f"class names look alike but differ in their Unicode spelling, so they are classes of their own: {', '.join(alike)}"
+        for alike in spellings.values()
+        if len(alike) > 1
+    ]
     for found in founds:
         split.ignored += found.ignored
         empty = [name for name, count in found.counts.items() if not count]
         if empty:
             split.notes.append(f"{found.root}: class folders without images are left out: {_quoted(empty)}")
         if found.stray:
-            split.notes.append(f"{found.root}: {found.stray} images beside the class folders are left out")
+            split.notes.append(f"{found.root}: left out {counted(found.stray, 'image')} beside the class folders")
     for images, purpose in ((split.train, "train on"), (split.val, "validate on"), (split.test, "test on")):
         if images is None or len(images) == 0:
             continue
@@ -220,10 +235,43 @@ def _add_notes(split: DataSplit, founds: list[_Found]) -> None:
             split.notes.append(f"no images to {purpose} of {_quoted(missing)}; class numbers are unchanged")
 
 
-def _visible(folder: Path) -> list[os.DirEntry[str]]:
-    with os.scandir(folder) as entries:
-        shown = [entry for entry in entries if not entry.name.startswith(".") and entry.name != "__MACOSX"]
+def walk_files(folder: str | os.PathLike[str], above: frozenset[str] = frozenset()) -> Iterator[str]:
+    """Yield the files in and below a folder, links followed, hidden names and links that lead back up left out.
+
+    Args:
+        folder: where to look.
+        above: real paths of the folders that led here.
+
+    Yields:
+        Names relative to the folder with forward slashes, each folder's in plain sorted order.
+
+    Raises:
+        ValueError: a folder cannot be listed.
+    """
+    place = os.path.realpath(folder)
+    if place in above:
+        return
+    for entry in _visible(folder):
+        if _is_folder(entry):
+            yield from (f"{entry.name}/{name}" for name in walk_files(entry, above | {place}))
+        else:
+            yield entry.name
+
+
+def _visible(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            shown = [entry for entry in entries if not entry.name.startswith(".") and entry.name != "__MACOSX"]
+    except OSError as error:
+        raise ValueError(f"{printable(os.fspath(folder))} cannot be listed: {error.strerror}") from error
     return sorted(shown, key=lambda entry: entry.name)
+
+
+def _is_folder(entry: os.DirEntry[str]) -> bool:
+    try:
+        return entry.is_dir()
+    except OSError:  # a link to itself: no folder, and reading it as a file says what is wrong
+        return False
 
 
 def _quoted(names: Sequence[str], most: int = 10) -> str:

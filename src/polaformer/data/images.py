@@ -16,11 +16,13 @@ from __future__ import annotations
 
 import io
 import os
+import stat
 from collections.abc import Callable
-from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageChops, ImageOps, UnidentifiedImageError
+
+from .names import printable
 
 # fmt: off
 IMAGE_EXTENSIONS = (
@@ -45,7 +47,7 @@ class ImageError(ValueError):
         self.reason = reason
 
     def __str__(self) -> str:
-        return f"{self.path}: {self.reason}"
+        return f"{printable(self.path)}: {self.reason}"
 
 
 def is_image_name(name: str) -> bool:
@@ -64,19 +66,36 @@ def load_image(source: str | os.PathLike[str] | bytes, in_chans: int = 3) -> Ima
         The picture, fully decoded; the file is closed.
 
     Raises:
-        ImageError: missing, empty, truncated, not an image, without pixels, larger than Pillow's limit for
-            decompression bombs (about 179 megapixels), or floating point out of the documented ranges.
+        ImageError: missing, no regular file, empty, truncated, not an image, without pixels, larger than Pillow's limit
+            for decompression bombs (about 179 megapixels), or floating point out of the documented ranges.
         ValueError: in_chans is neither 1 nor 3.
     """
     if in_chans not in (1, 3):
         raise ValueError(f"in_chans must be 1 (grey) or 3 (RGB), got {in_chans}")
     name = "<bytes>" if isinstance(source, bytes) else os.fspath(source)
     try:
+        _check_content(source)
         return _decode(source, "RGB" if in_chans == 3 else "L")
     except MemoryError:
         raise  # says nothing about the file
     except Exception as error:  # Pillow's decoders raise a dozen types on damaged files
-        raise ImageError(name, _reason(source, error)) from error
+        raise ImageError(name, _reason(error)) from error
+
+
+def _check_content(source: str | os.PathLike[str] | bytes) -> None:
+    if isinstance(source, bytes):
+        size = len(source)
+    else:
+        if os.path.islink(source) and not os.path.exists(source):
+            raise ValueError("is a link that leads to no file")
+        status = os.stat(source)
+        if stat.S_ISDIR(status.st_mode):
+            raise ValueError("is a folder")
+        if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for a writer for ever
+            raise ValueError("is no regular file")
+        size = status.st_size
+    if size == 0:
+        raise ValueError("is empty (0 bytes)")
 
 
 def _decode(source: str | os.PathLike[str] | bytes, mode: str) -> Image.Image:
@@ -122,19 +141,16 @@ _TO_UNIT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
 }
 
 
-def _reason(source: str | os.PathLike[str] | bytes, error: Exception) -> str:
+def _reason(error: Exception) -> str:
     """Say in one line what is wrong, without repeating the path."""
     if isinstance(error, FileNotFoundError):
         return "does not exist"
     if isinstance(error, PermissionError):
         return "may not be read (permission denied)"
-    if isinstance(error, IsADirectoryError):
-        return "is a folder"
-    size = len(source) if isinstance(source, bytes) else Path(source).stat().st_size
-    if size == 0:
-        return "is empty (0 bytes)"
     if isinstance(error, UnidentifiedImageError):
         return "is no image in a known format, whatever its name says, or one without pixels"
     if isinstance(error, Image.DecompressionBombError):
         return f"is too large, maybe a decompression bomb: {error}"
+    if isinstance(error, OSError) and error.strerror:
+        return f"cannot be read: {error.strerror}"
     return " ".join(str(error).split()) or type(error).__name__

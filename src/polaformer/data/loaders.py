@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader
 
 from .datasets import Batch, EvalDataset, TrainDataset, collate
+from .names import printable
 from .samplers import EvalBatchSampler, Position, TrainBatchSampler
 
 logger = logging.getLogger("polaformer")
@@ -68,7 +69,7 @@ class _Loader(Generic[DatasetT, SamplerT]):
         for path, reason in batch.failures:
             if path not in self.bad_files:
                 self.bad_files[path] = reason
-                logger.warning("unreadable image, %s: %s: %s", consequence, path, reason)
+                logger.warning("unreadable image, %s: %s: %s", consequence, printable(path), reason)
 
 
 class TrainLoader(_Loader[TrainDataset, TrainBatchSampler]):
@@ -114,7 +115,8 @@ class TrainLoader(_Loader[TrainDataset, TrainBatchSampler]):
             if batch.lost_labels:
                 name = self.class_names[batch.lost_labels[0]]
                 raise ValueError(
-                    f"class {name!r} has no readable training image, the last tried is {batch.failures[-1].path}"
+                    f"class {name!r} has no readable training image, "
+                    f"the last tried is {printable(batch.failures[-1].path)}"
                 )
             yield batch.images, batch.labels
 
@@ -124,7 +126,7 @@ class TrainLoader(_Loader[TrainDataset, TrainBatchSampler]):
             path = min(bad)
             raise ValueError(
                 f"{len(bad)} of {total} training images cannot be read, a larger share than "
-                f"data.max_bad_fraction = {self.max_bad_fraction}; one is {path}: {self.bad_files[path]}; "
+                f"data.max_bad_fraction = {self.max_bad_fraction}; one is {printable(path)}: {self.bad_files[path]}; "
                 "`polaformer check-data` lists all"
             )
 

@@ -11,7 +11,7 @@ from timm.data.constants import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 
 from ..recipe import DataConfig
 from .datasets import EvalDataset, TrainDataset
-from .digits import load_digits_split
+from .digits import DIGITS, load_digits_split
 from .folders import scan_folder
 from .loaders import EvalLoader, TrainLoader
 from .samplers import EvalBatchSampler, Position, TrainBatchSampler
@@ -25,8 +25,6 @@ except ImportError as error:
     raise ImportError("training needs Lightning: pip install 'polaformer[train]'") from error
 
 logger = logging.getLogger("polaformer")
-
-DIGITS = "digits"  # a folder of that name is ./digits
 
 
 class ClassificationDataModule(pl.LightningDataModule):

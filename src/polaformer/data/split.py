@@ -12,6 +12,8 @@ from typing import Protocol
 import numpy as np
 from PIL import Image
 
+from .names import printable
+
 
 class LabelledImages(Protocol):
     """Images with class numbers; must pickle small, since loader processes receive it."""
@@ -69,9 +71,10 @@ def class_table(split: DataSplit, most: int = 20) -> str:
         for role, images in roles.items()
         if images is not None
     }
-    width = max([len("class"), *(len(name) for name in split.class_names[:most])])
+    names = [printable(name) for name in split.class_names[:most]]
+    width = max(map(len, ["class", *names]))
     lines = ["".join([f"{'':>5}  {'class':<{width}}", *(f"{role:>9}" for role in counts)])]
-    for label, name in enumerate(split.class_names[:most]):
+    for label, name in enumerate(names):
         lines.append("".join([f"{label:>5}  {name:<{width}}", *(f"{count[label]:>9}" for count in counts.values())]))
     if len(split.class_names) > most:
         lines.append(f"       ... and {len(split.class_names) - most} more classes")
