@@ -41,6 +41,20 @@ def test_one_graph_serves_five_resolutions(family):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("family", ["pvt", "deit"])
+def test_the_same_graph_serves_sides_that_need_padding(family):
+    torch.compiler.reset()
+    model = SMALL[family]().eval()
+    counter = CompileCounterWithBackend("eager")
+    compiled = torch.compile(model, fullgraph=True, dynamic=True, backend=counter)
+    with torch.no_grad():
+        for size in ((256, 384), (97, 131), (353, 64)):
+            x = torch.randn(3, 3, *size)
+            torch.testing.assert_close(compiled(x), model(x))
+    assert counter.frame_count == 1
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("family", list(SMALL))
 def test_compiled_gradients_equal_eager(family):
     torch.manual_seed(0)

@@ -1,4 +1,4 @@
-"""Every image size from 32 px on: maps, positions, windows, padding."""
+"""Every image size: maps, positions, windows, padding."""
 
 import math
 from typing import Any
@@ -27,7 +27,7 @@ FAMILIES: dict[str, Any] = {
     ),
     "deit": lambda **a: PolaDeiT(embed_dim=12, depth=2, num_heads=3, **a),
 }
-SIZES = [(33, 65), (97, 131), (112, 112), (225, 319), (32, 256)]
+SIZES = [(33, 65), (97, 131), (112, 112), (225, 319), (32, 256), (19, 5), (1, 1)]
 
 
 @pytest.fixture(params=list(FAMILIES))

@@ -62,10 +62,10 @@ def pad_to_multiple(x: Tensor, multiple: List[int]) -> Tensor:
         multiple: (rows, columns).
 
     Returns:
-        (B, C, H', W'); x itself when nothing is missing.
+        (B, C, H', W').
     """
-    bottom = (multiple[0] - x.shape[2] % multiple[0]) % multiple[0]
-    right = (multiple[1] - x.shape[3] % multiple[1]) % multiple[1]
-    if bottom == 0 and right == 0:
-        return x
-    return F.pad(x, [0, right, 0, bottom])
+    height, width = x.shape[2], x.shape[3]
+    rows = (height + multiple[0] - 1) // multiple[0] * multiple[0]
+    columns = (width + multiple[1] - 1) // multiple[1] * multiple[1]
+    # No branch for maps that need nothing: a model compiled for dynamic sizes would guard on each of them.
+    return F.pad(x, [0, columns - width, 0, rows - height])

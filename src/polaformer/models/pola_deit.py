@@ -112,7 +112,7 @@ class PolaDeiT(Backbone):
         return x.flatten(1, 2) + resize_grid(self.pos_embed, self.pos_grid, size, "bicubic"), size
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Return the map (B, embed_dim, ⌈H/16⌉, ⌈W/16⌉) of images x (B, in_chans, H, W), H, W ≥ 32."""
+        """Return the map (B, embed_dim, ⌈H/16⌉, ⌈W/16⌉) of images x (B, in_chans, H, W)."""
         x, size = self._embed(x)
         for block in self.blocks:
             x = block(x, size)

@@ -238,7 +238,7 @@ class PolaPVT(Backbone):
         return maps
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Return the last stage's map (B, num_features, ⌈H/32⌉, ⌈W/32⌉) of images x (B, in_chans, H, W), H, W ≥ 32."""
+        """Return the last stage's map (B, num_features, ⌈H/32⌉, ⌈W/32⌉) of images x (B, in_chans, H, W)."""
         return self._maps(x, 3)[-1]
 
     def forward(self, x: Tensor) -> Tensor:

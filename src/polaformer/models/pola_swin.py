@@ -241,7 +241,7 @@ class PolaSwin(Backbone):
         return {"stem": r"^patch_embed", "blocks": r"^layers\.(\d+)" if coarse else blocks}
 
     def forward_features(self, x: Tensor) -> Tensor:
-        """Return the map (B, num_features, ⌈H/32⌉, ⌈W/32⌉) of images x (B, in_chans, H, W), H, W ≥ 32."""
+        """Return the map (B, num_features, ⌈H/32⌉, ⌈W/32⌉) of images x (B, in_chans, H, W)."""
         x = self.patch_embed(x)
         for stage in self.layers:
             x = stage(x)
