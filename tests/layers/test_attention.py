@@ -250,22 +250,30 @@ def test_deformable_branch_starts_equal_to_the_plain_one_and_moves():
     ("arguments", "message"),
     [
         ({"num_heads": 5}, "num_heads must divide dim = 12, got 5"),
-        ({"num_heads": 0}, "num_heads must divide dim = 12, got 0"),
+        ({"num_heads": 0}, "num_heads must be a whole number of at least 1, got 0"),
+        ({"dim": 0}, "dim must be a whole number of at least 1, got 0"),
+        ({"dim": 12.0}, r"dim must be a whole number of at least 1, got 12\.0"),
+        ({"num_prefix_tokens": -1}, "num_prefix_tokens must be a whole number of at least 0, got -1"),
+        ({"alpha": -0.5}, r"alpha must be at least 0, got -0\.5"),
+        ({"alpha": float("nan")}, "alpha must be at least 0, got nan"),
         ({"spatial_dims": 4}, "spatial_dims must be one of 1, 2, 3, got 4"),
         ({"projection": "qkv"}, "projection must be one of qg_kv, qkvg, got 'qkv'"),
         ({"branch": "conv"}, "branch must be one of dwc, dcn, none, got 'conv'"),
         ({"value_resize": "cubic"}, "value_resize must be one of sequence, map, got 'cubic'"),
-        ({"kernel_size": 4}, "kernel_size must be odd and positive, got 4"),
-        ({"sr_ratio": 0}, "sr_ratio must be at least 1, got 0"),
+        ({"kernel_size": 4}, "kernel_size must be odd, got 4"),
+        ({"kernel_size": -1}, "kernel_size must be a whole number of at least 1, got -1"),
+        ({"sr_ratio": 0}, "sr_ratio must be a whole number of at least 1, got 0"),
         ({"sr_ratio": 2, "projection": "qkvg"}, "sr_ratio must be 1 unless spatial_dims is 2"),
         ({"sr_ratio": 2, "spatial_dims": 1}, "sr_ratio must be 1 unless spatial_dims is 2"),
         ({"branch": "dcn", "spatial_dims": 3}, "branch must be 'dwc' or 'none' unless spatial_dims is 2, got 'dcn'"),
         ({"grid_size": (5, 7), "spatial_dims": 1}, "grid_size must have one extent for each of 1 axes"),
+        ({"grid_size": 7}, "grid_size must have one extent for each of 2 axes, got 7"),
+        ({"grid_size": (5, 0)}, r"grid_size must hold whole numbers of at least 1, got \(5, 0\)"),
     ],
 )
 def test_wrong_constructor_argument(arguments, message):
     with pytest.raises(ValueError, match=message):
-        PolaAttention(12, **({"num_heads": 3} | arguments))
+        PolaAttention(**({"dim": 12, "num_heads": 3} | arguments))
 
 
 def test_published_constructor_checks_its_grid():
@@ -273,6 +281,23 @@ def test_published_constructor_checks_its_grid():
         PolaLinearAttention(12, 36, 3, sr_ratio=2, grid_size=(5, 7))
     with pytest.raises(ValueError, match="num_patches must be at least sr_ratio² = 16, got 9"):
         PolaLinearAttention(12, 9, 3, sr_ratio=4)
+    with pytest.raises(ValueError, match="num_patches must be a whole number of at least 1, got 0"):
+        PolaLinearAttention(12, 0, 3)
+    with pytest.raises(ValueError, match="sr_ratio must be a whole number of at least 1, got 0"):
+        PolaLinearAttention(12, 9, 3, sr_ratio=0)
+    with pytest.raises(ValueError, match=r"grid_size must hold whole numbers of at least 1, got \(-3, -3\)"):
+        PolaLinearAttention(12, 9, 3, grid_size=(-3, -3))
+
+
+@pytest.mark.parametrize("size", [35, [35], [5, 7, 1]], ids=str)
+def test_size_has_one_extent_for_each_axis(size):
+    with pytest.raises(ValueError, match="size must be a list of 2 extents, one for each axis, got"):
+        PolaAttention(12, 3)(torch.randn(2, 35, 12), size)
+
+
+def test_tokens_have_the_channels_of_the_layer():
+    with pytest.raises(ValueError, match=r"x must have shape \(batch, tokens, 12\), got \[2, 35, 8\]"):
+        PolaLinearAttention(12, 35, 3)(torch.randn(2, 35, 8), 5, 7)
 
 
 class Wrapper(nn.Module):

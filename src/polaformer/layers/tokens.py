@@ -7,23 +7,29 @@ from torch import Tensor
 
 
 @register_notrace_function
-def check_token_count(x: Tensor, size: List[int], num_prefix_tokens: int) -> None:
-    """Check that the tokens fill their grid.
+def check_tokens(x: Tensor, size: List[int], dim: int, spatial_dims: int, num_prefix_tokens: int) -> None:
+    """Check that x holds tokens of `dim` channels that fill their grid.
 
     Args:
-        x: (B, num_prefix_tokens + product of size, C).
+        x: (B, num_prefix_tokens + product of size, dim).
         size: Extent of the token grid on each axis.
+        dim: Channels.
+        spatial_dims: Axes of the token grid.
         num_prefix_tokens: Tokens before the grid's.
 
     Raises:
-        ValueError: the counts differ.
+        ValueError: x or size has another shape, or their counts differ.
     """
-    expected = num_prefix_tokens
+    if x.dim() != 3 or x.shape[2] != dim:
+        raise ValueError(f"x must have shape (batch, tokens, {dim}), got {list(x.shape)}")
+    if not isinstance(size, (list, tuple)) or len(size) != spatial_dims:
+        raise ValueError(f"size must be a list of {spatial_dims} extents, one for each axis, got {size}")
     cells = 1
+    smallest = 1
     for extent in size:
         cells *= extent
-    expected += cells
-    if x.shape[1] != expected:
+        smallest = min(smallest, extent)
+    if smallest < 1 or x.shape[1] != num_prefix_tokens + cells:
         raise ValueError(f"size must name a grid of x's {x.shape[1] - num_prefix_tokens} tokens, got {size}")
 
 
