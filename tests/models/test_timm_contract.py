@@ -20,6 +20,7 @@ from timm.optim import param_groups_layer_decay, param_groups_weight_decay
 from torchvision.models.feature_extraction import create_feature_extractor, get_graph_node_names
 
 import polaformer  # noqa: F401 (registers the models)
+from polaformer.models._backbone import Backbone
 
 NAMES = timm.list_models("pola_*")
 
@@ -289,6 +290,31 @@ def test_features_only_leaves_no_parameter_without_gradient(name, x, out_indices
     assert [m.shape[1] for m in maps] == model.feature_info.channels()
     sum(m.square().mean() for m in maps).backward()
     assert not [n for n, p in model.named_parameters() if p.grad is None]
+
+
+@pytest.mark.parametrize(
+    ("indices", "message"),
+    [
+        ((0, 99), "indices must lie between -{count} and {last}, got 99"),
+        ((-99,), "indices must lie between -{count} and {last}, got -99"),
+        (99, "indices must be from 1 to {count} to name the last maps, got 99"),
+        (0, "indices must be from 1 to {count} to name the last maps, got 0"),
+        ((), "indices must name at least one map, got none"),
+    ],
+    ids=str,
+)
+def test_feature_maps_that_are_not_there(name, model, x, indices, message):
+    count = len(model.feature_info)
+    message = message.format(count=count, last=count - 1)
+    with pytest.raises(ValueError, match=message):
+        small(name, features_only=True, out_indices=indices)
+    with pytest.raises(ValueError, match=message):
+        model.forward_intermediates(x, indices=indices)
+
+
+def test_a_backbone_without_position_tables_cannot_be_made():
+    with pytest.raises(TypeError, match="table_grids"):
+        Backbone(32, 3, 7, "avg")  # pyright: ignore[reportAbstractUsage]
 
 
 @pytest.fixture

@@ -3,19 +3,18 @@
 Letters: B batch, C channels, H × W feature map, N = H·W tokens.
 """
 
+from abc import ABC, abstractmethod
 from typing import Any, Dict, List, Optional, Tuple, Union
 
 import torch
-from timm.data import IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD
 from timm.layers import DropPath, Mlp, trunc_normal_
-from timm.models._builder import _resolve_pretrained_source, build_model_with_cfg, resolve_pretrained_cfg
+from timm.models._features import feature_take_indices
 from timm.models._input import update_model_input_size
 from timm.models._manipulate import checkpoint
 from torch import Tensor, nn
 
 from ..layers.positions import pad_to_multiple
 from ._tables import Grid, fit_table
-from .checkpoint import checkpoint_filter_fn, read_state_dict
 
 
 class UnsupportedPooling(ValueError, AssertionError):
@@ -71,7 +70,7 @@ class TokenBlock(nn.Module):
         return x + self.drop_path2(self.mlp(self.norm2(x)))
 
 
-class Backbone(nn.Module):
+class Backbone(nn.Module, ABC):
     """Base of the backbones: everything timm asks of a model that does not depend on how its features are computed.
 
     A subclass computes unpooled features (B, num_features, H, W) in `forward_features` and names its position tables in
@@ -144,9 +143,9 @@ class Backbone(nn.Module):
         """Return patterns of the parameters, beside biases and norms, that weight decay should leave alone."""
         return {"pos_embed*", "*.positional_encoding", "*.power", "*.scale", "*.relative_position_bias_table"}
 
+    @abstractmethod
     def table_grids(self, img_size: Tuple[int, int]) -> Dict[str, Grid]:
         """Return the grid (rows, columns) of each position table of this model if it was built for `img_size`."""
-        raise NotImplementedError
 
     def set_input_size(self, img_size: Union[int, Tuple[int, int]]) -> None:
         """Resize the position tables for images of another size.
@@ -231,51 +230,23 @@ def check_attn_type(attn_type: str) -> str:
     return attn_type
 
 
-def build_backbone(cls: type[Backbone], variant: str, pretrained: bool, defaults: Dict[str, Any], **kwargs: Any) -> Any:
-    """Build a registered model through timm, reading a checkpoint named in `pretrained_cfg_overlay` with our own safe reader.
+def take_indices(count: int, indices: Optional[Union[int, List[int]]]) -> Tuple[List[int], int]:
+    """Return which of `count` feature maps `indices` name, counted from 0, and the last of them.
+
+    Args:
+        count: Maps there are.
+        indices: A list, negative ones counted from the end; the last n for an int; all for None.
 
     Raises:
-        RuntimeError: pretrained=True without a checkpoint: no weights are published for download (the type timm raises too).
+        ValueError: there are no such maps.
     """
-    out_indices = kwargs.pop("out_indices", cls.out_indices)
-    if pretrained:
-        overlay = dict(kwargs.pop("pretrained_cfg_overlay", None) or {})
-        cfg = resolve_pretrained_cfg(variant, kwargs.get("pretrained_cfg"), overlay)
-        source, _ = _resolve_pretrained_source(cfg.to_dict())
-        if not source:
-            raise RuntimeError(
-                f"no weights of {variant} can be downloaded: get the checkpoint from the authors of PolaFormer "
-                f"(arXiv 2501.15061), then model = timm.create_model({variant!r}) and "
-                "polaformer.load_checkpoint(model, 'checkpoint.pth')"
-            )
-        if cfg.file:
-            # timm's own reader stops at the pickled training config beside the weights of released checkpoints.
-            overlay = overlay | {"file": None, "state_dict": read_state_dict(cfg.file)}
-        kwargs["pretrained_cfg_overlay"] = overlay
-    model: Any = build_model_with_cfg(
-        cls,
-        variant,
-        pretrained,
-        pretrained_filter_fn=checkpoint_filter_fn,
-        feature_cfg={"feature_cls": "getter", "out_indices": out_indices},
-        **{**defaults, **kwargs},
-    )
-    model.pretrained_cfg.pop("state_dict", None)
-    return model
-
-
-def default_cfg(first_conv: str, size: int = 224, stride: int = 32, crop_pct: float = 224 / 256) -> Dict[str, Any]:
-    """Return a timm pretrained_cfg: ImageNet classes and statistics, no weights to download."""
-    return {
-        "url": "",
-        "num_classes": 1000,
-        "input_size": (3, size, size),
-        "pool_size": (size // stride, size // stride),
-        "crop_pct": crop_pct,
-        "interpolation": "bicubic",
-        "mean": IMAGENET_DEFAULT_MEAN,
-        "std": IMAGENET_DEFAULT_STD,
-        "first_conv": first_conv,
-        "classifier": "head",
-        "paper_ids": "arXiv:2501.15061",
-    }
+    if isinstance(indices, int):
+        if indices < 1 or indices > count:
+            raise ValueError(f"indices must be from 1 to {count} to name the last maps, got {indices}")
+    elif indices is not None:
+        if len(indices) == 0:
+            raise ValueError("indices must name at least one map, got none")
+        for index in indices:
+            if index < -count or index >= count:
+                raise ValueError(f"indices must lie between {-count} and {count - 1}, got {index}")
+    return feature_take_indices(count, indices)

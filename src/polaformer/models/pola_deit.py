@@ -13,13 +13,13 @@ from typing import Any, Dict, List, Optional, Tuple, Union
 import torch
 from timm.layers import calculate_drop_path_rates, trunc_normal_
 from timm.models import generate_default_cfgs, register_model
-from timm.models._features import feature_take_indices
 from torch import Tensor, nn
 
 from ..layers import PolaAttention
 from ..layers.positions import resize_grid
 from ..layers.tokens import tokens_to_map
-from ._backbone import Backbone, PatchEmbed, TokenBlock, build_backbone, default_cfg, init_weights
+from ._backbone import Backbone, PatchEmbed, TokenBlock, init_weights, take_indices
+from ._registration import build_backbone, default_cfg
 from ._tables import Grid
 
 
@@ -136,13 +136,13 @@ class PolaDeiT(Backbone):
         `norm` applies the final norm to each map. Without `intermediates_only` the result is (features, maps).
         """
         assert output_fmt == "NCHW", "output_fmt must be 'NCHW'"
-        take_indices, last = feature_take_indices(len(self.blocks), indices)
+        taken, last = take_indices(len(self.blocks), indices)
         x, size = self._embed(x)
         intermediates: List[Tensor] = []
         for i, block in enumerate(self.blocks):
             if i <= last or not stop_early:
                 x = block(x, size)
-            if i in take_indices:
+            if i in taken:
                 intermediates.append(tokens_to_map(self.norm(x) if norm else x, size))
         if intermediates_only:
             return intermediates
@@ -152,12 +152,12 @@ class PolaDeiT(Backbone):
         self, indices: Union[int, List[int]] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> List[int]:
         """Remove what the maps at `indices` do not need; returns the indices counted from 0."""
-        take_indices, last = feature_take_indices(len(self.blocks), indices)
+        taken, last = take_indices(len(self.blocks), indices)
         self.pruned += [f"blocks.{i}." for i in range(last + 1, len(self.blocks))]
         self.blocks = self.blocks[: last + 1]
         # All blocks have the same width, so norm and head still fit after a cut and go only when asked.
         self._finish_pruning(None, prune_norm, prune_head)
-        return take_indices
+        return taken
 
 
 default_cfgs = generate_default_cfgs(

@@ -15,86 +15,17 @@ from typing import TYPE_CHECKING, Any, Dict, List, Optional, Sequence, Tuple, Un
 import torch
 from timm.layers import calculate_drop_path_rates, trunc_normal_
 from timm.models import generate_default_cfgs, register_model
-from timm.models._features import feature_take_indices
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ..layers import PolaAttention
-from ..layers.positions import pad_to_multiple, resize_grid
-from ..layers.tokens import tokens_to_map
-from ._backbone import Backbone, PatchEmbed, TokenBlock, build_backbone, check_attn_type, default_cfg, init_weights
+from ._backbone import Backbone, PatchEmbed, TokenBlock, check_attn_type, init_weights, take_indices
+from ._pyramid import SpatialReductionAttention, Stage, UnusedNorm
+from ._registration import build_backbone, default_cfg
 from ._tables import Grid
 
 SOFTMAX_SR_RATIOS = (8, 4, 2, 1)  # PVT's own reductions
 PATCH_SIZES = (4, 2, 2, 2)
 STRIDES = (4, 8, 16, 32)
-
-
-class SpatialReductionAttention(nn.Module):
-    """PVT's softmax attention: keys and values come from a map reduced by a strided convolution.
-
-    y = softmax(q kᵀ / √h) v for each head of h channels, with k, v = kv(LayerNorm(sr(x))).
-
-    Args:
-        dim: Channels; divisible by num_heads.
-        num_heads: Attention heads.
-        sr_ratio: Stride r of the reduction; 1 = none.
-        qkv_bias: Biases of q and kv.
-        proj_drop: Dropout after the output projection.
-    """
-
-    def __init__(
-        self,
-        dim: int,
-        num_heads: int,
-        sr_ratio: int = 1,
-        qkv_bias: bool = True,
-        proj_drop: float = 0.0,
-        device: Any = None,
-        dtype: Any = None,
-    ):
-        super().__init__()
-        dd = {"device": device, "dtype": dtype}
-        self.num_heads = num_heads
-        self.sr_ratio = sr_ratio
-        self.q = nn.Linear(dim, dim, bias=qkv_bias, **dd)
-        self.kv = nn.Linear(dim, 2 * dim, bias=qkv_bias, **dd)
-        self.sr = nn.Conv2d(dim, dim, sr_ratio, stride=sr_ratio, **dd) if sr_ratio > 1 else None
-        self.norm = nn.LayerNorm(dim, eps=1e-5, **dd) if sr_ratio > 1 else None
-        self.proj = nn.Linear(dim, dim, **dd)
-        self.proj_drop = nn.Dropout(proj_drop)
-
-    def forward(self, x: Tensor, size: List[int]) -> Tensor:
-        """Attend over tokens x (B, H·W, dim) of a map of `size` [H, W]."""
-        B, N, C = x.shape
-        q = self.q(x).reshape(B, N, self.num_heads, -1).transpose(1, 2)
-        if self.sr is not None and self.norm is not None:
-            x = self.sr(pad_to_multiple(tokens_to_map(x, size), [self.sr_ratio, self.sr_ratio]))
-            x = self.norm(x.flatten(2).transpose(1, 2))
-        k, v = self.kv(x).reshape(B, -1, 2, self.num_heads, C // self.num_heads).permute(2, 0, 3, 1, 4).unbind(0)
-        x = F.scaled_dot_product_attention(q, k, v)
-        return self.proj_drop(self.proj(x.transpose(1, 2).reshape(B, N, C)))
-
-
-class Stage(nn.ModuleList):
-    """Blocks of one stage, between a patch embedding and the next."""
-
-    def forward(self, x: Tensor, pos_embed: Tensor, grid: List[int]) -> Tensor:
-        """Add the position embedding of `grid` to patches x (B, H, W, C) and run the blocks; returns a map (B, C, H, W)."""
-        size = [x.shape[1], x.shape[2]]
-        x = x.flatten(1, 2) + resize_grid(pos_embed, grid, size, "bilinear")
-        for block in self:
-            x = block(x, size)
-        return tokens_to_map(x, size)
-
-
-class UnusedNorm(nn.Module):
-    """The weight and bias of a LayerNorm that released checkpoints hold and no forward pass applies."""
-
-    def __init__(self, dim: int, device: Any = None, dtype: Any = None):
-        super().__init__()
-        self.register_buffer("weight", torch.ones(dim, device=device, dtype=dtype))
-        self.register_buffer("bias", torch.zeros(dim, device=device, dtype=dtype))
 
 
 class PolaPVT(Backbone):
@@ -223,10 +154,7 @@ class PolaPVT(Backbone):
         }
 
     def _maps(self, x: Tensor, last: int) -> List[Tensor]:
-        """Return the maps (B, C, H, W) of stages `indices`, ascending; an int n: the last n, None: all. As timm defines it.
-
-        There is no final norm, so `norm` has no effect. Without `intermediates_only` the result is (features, maps).
-        """
+        """Return the maps (B, C, H, W) of the stages up to `last`, counted from 0, of images x (B, in_chans, H, W)."""
         # TorchScript needs the stages by name (it cannot look up attributes) and skips those whose constant is False.
         maps = [self.block1(self.patch_embed1(x), self.pos_embed1, self.pos_grids[0])]
         if self.has_stage2 and last > 0:
@@ -268,11 +196,11 @@ class PolaPVT(Backbone):
             [map (B, C, H, W) of each stage, ascending], or (final features, that list).
         """
         assert output_fmt == "NCHW", "output_fmt must be 'NCHW'"
-        take_indices, last = feature_take_indices(self.num_stages, indices)
+        taken, last = take_indices(self.num_stages, indices)
         maps = self._maps(x, last if stop_early else 3)
         intermediates: List[Tensor] = []
         for i, x in enumerate(maps):
-            if i in take_indices:
+            if i in taken:
                 intermediates.append(x)
         if intermediates_only:
             return intermediates
@@ -282,7 +210,7 @@ class PolaPVT(Backbone):
         self, indices: Union[int, List[int]] = 1, prune_norm: bool = False, prune_head: bool = True
     ) -> List[int]:
         """Remove what the maps at `indices` do not need; returns the indices counted from 0."""
-        take_indices, last = feature_take_indices(self.num_stages, indices)
+        taken, last = take_indices(self.num_stages, indices)
         for stage in range(last + 2, self.num_stages + 1):
             for name in (f"patch_embed{stage}", f"pos_embed{stage}", f"block{stage}"):
                 delattr(self, name)
@@ -290,7 +218,7 @@ class PolaPVT(Backbone):
             setattr(self, f"has_stage{stage}", False)
         self._finish_pruning(last if last + 1 < self.num_stages else None, prune_norm, prune_head)
         self.num_stages = last + 1
-        return take_indices
+        return taken
 
 
 def _divide_up(size: Sequence[int], by: int) -> Grid:
