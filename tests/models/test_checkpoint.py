@@ -113,8 +113,11 @@ def test_wrong_architecture_is_told_the_right_name(tmp_path, held, wanted):
     torch.save({"model": released(held)}, tmp_path / "held.pth")
     model = timm.create_model(wanted, device="cpu" if wanted == "pola_pvt_nano" else "meta")
     before = {name: tensor.clone() for name, tensor in model.state_dict().items()}
-    with pytest.raises(ValueError, match=f"does not fit {wanted}, nothing was loaded; it belongs to {held}: use timm"):
+    with pytest.raises(
+        ValueError, match=f"held.pth is a checkpoint of {held}, not of {wanted}: load it into timm"
+    ) as refusal:
         load_checkpoint(model, tmp_path / "held.pth")
+    assert len(str(refusal.value).removeprefix(str(tmp_path))) < 120
     assert wanted != "pola_pvt_nano" or same(model.state_dict(), before)
 
 
@@ -282,6 +285,18 @@ def test_no_state_dict_inside(tmp_path):
     torch.save({"epoch": 3, "notes": "x"}, tmp_path / "notes.pth")
     with pytest.raises(ValueError, match="holds no state dict"):
         read_state_dict(tmp_path / "notes.pth")
+
+
+def test_a_run_folder_stands_for_its_best_weights(nano, tmp_path):
+    save_file(nano.state_dict(), tmp_path / "best.safetensors")
+    model = timm.create_model("pola_pvt_nano", num_classes=11)
+    assert load_checkpoint(model, tmp_path).path == str(tmp_path / "best.safetensors")
+    assert same(model.state_dict(), nano.state_dict())
+
+
+def test_any_other_folder_is_no_checkpoint(nano, tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"no checkpoint at \S+: a folder without best\.safetensors"):
+        load_checkpoint(nano, tmp_path)
 
 
 def test_missing_file(tmp_path):

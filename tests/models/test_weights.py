@@ -1,6 +1,7 @@
 """The weights file that knows its model, classes and preprocessing."""
 
-from dataclasses import replace
+import json
+from dataclasses import asdict, replace
 
 import pytest
 import timm
@@ -77,3 +78,29 @@ def test_damaged_file(model, tmp_path):
         load_weights(path)
     with pytest.raises(FileNotFoundError, match="no weights file at"):
         load_weights(tmp_path / "nowhere.safetensors")
+
+
+def altered(**changes):
+    return json.dumps(asdict(INFO) | changes)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "describes its model in what is no JSON"),
+        ("[1, 2]", "does not say the model_name of its model"),
+        (json.dumps({"model_name": "pola_pvt_nano"}), "does not say the model_args of its model"),
+        (altered(class_names=3), "must hold class_names as list, got 3"),
+        (altered(crop_pct="0.9"), "must hold crop_pct as float, got '0.9'"),
+        (altered(model_name="resnet_of_mine"), "names a model that is not registered with timm: 'resnet_of_mine'"),
+        (altered(model_name="hf-hub:someone/something"), "names a model that is not registered with timm"),
+        (altered(model_args={"depth": 3}), "names a model that cannot be built, pola_pvt_nano of .*'depth': 3"),
+        (altered(model_args={}), "holds other weights than those of pola_pvt_nano, which it names: .*Missing key"),
+    ],
+)
+def test_what_is_wrong_with_the_file_is_said_with_its_name(model, tmp_path, text, message):
+    path = tmp_path / "odd.safetensors"
+    save_file(model.state_dict(), path, {"polaformer": text})
+    with pytest.raises(ValueError, match=rf"odd\.safetensors {message}") as refusal:
+        load_weights(path)
+    assert "\n" not in str(refusal.value)

@@ -1,4 +1,4 @@
-"""Reading checkpoints: released ones, plain state dicts, timm's and our own, without ever executing what a file says.
+"""Loading checkpoints: released ones, plain state dicts, timm's and our own.
 
 A file is read in full, brought to the model's names and sizes and compared with the model before the first tensor is
 copied, so a model is either loaded or untouched.
@@ -6,68 +6,22 @@ copied, so a model is either loaded or untouched.
 
 import functools
 import logging
-import pickle
-import re
-import struct
-from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Dict, List, Optional, Set, Tuple, Union
 
-import safetensors
-import safetensors.torch
 import timm
 import torch
 from timm.models._features import FeatureGetterNet
 from torch import Tensor, nn
 
+from ._reading import checkpoint_file, read_state_dict, strip_prefixes
 from ._tables import fit_table, grid_of
 
 if TYPE_CHECKING:
     from ._backbone import Backbone
 
 _logger = logging.getLogger(__name__)
-
-_PREFIXES = ("module.", "_orig_mod.", "model.")  # DistributedDataParallel, torch.compile, training modules
-_CONTAINERS = ("model", "state_dict", "model_state_dict", "module")  # where checkpoints keep the weights
-
-
-class _Ignored:
-    """Stands for an object beside the weights: takes whatever the file says about it, and does nothing."""
-
-    def __init__(self, *_: Any):
-        pass
-
-    def __setstate__(self, _: Any) -> None:
-        pass
-
-
-class _IgnoredMapping:
-    """Stands for a mapping beside the weights. PyTorch's reader fills only dicts of its own, so it is made one of those."""
-
-    def __new__(cls, *_: Any) -> Any:
-        return OrderedDict()
-
-
-# Types that training scripts leave beside the weights: arguments, configs, paths, numpy scalars of a best score.
-# None of them is imported: each becomes one of the above.
-_HARMLESS = {
-    "yacs.config.CfgNode": _IgnoredMapping,
-    "easydict.EasyDict": _IgnoredMapping,
-    **dict.fromkeys(
-        (
-            "argparse.Namespace",
-            "types.SimpleNamespace",
-            *(f"pathlib.{kind}" for kind in ("Path", "PosixPath", "WindowsPath")),
-            *(f"pathlib._local.{kind}" for kind in ("Path", "PosixPath", "WindowsPath")),
-            "numpy.core.multiarray.scalar",
-            "numpy._core.multiarray.scalar",
-            "numpy.dtype",
-            *(f"numpy.dtypes.{kind}DType" for kind in ("Bool", "Float16", "Float32", "Float64", "Int32", "Int64")),
-        ),
-        _Ignored,
-    ),
-}
 
 
 @dataclass(frozen=True)
@@ -91,72 +45,6 @@ class LoadReport:
             if names:
                 text += f"; {action} {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         return text
-
-
-def read_state_dict(path: Union[str, Path]) -> Dict[str, Tensor]:
-    """Read the weights of a checkpoint file on the CPU.
-
-    Args:
-        path: A safetensors file, or one written by torch.save: a state dict, or a dict that holds one as 'model',
-            'state_dict', 'model_state_dict' or 'module'. Prefixes 'module.', '_orig_mod.' and 'model.', nested in any
-            order, are removed.
-
-    Returns:
-        Tensors by name.
-
-    Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file is truncated, no checkpoint, or refers to types that are not known to be harmless.
-    """
-    path = Path(path)
-    if not path.is_file():
-        raise FileNotFoundError(f"no checkpoint at {path}")
-    with path.open("rb") as file:
-        head = file.read(9)
-    # A safetensors file opens with the length of its JSON header (8 bytes) and that header.
-    content = _read_safetensors(path) if head[8:] == b"{" else _read_pickle(path)
-    return strip_prefixes(_find_state_dict(content, path))
-
-
-def _read_safetensors(path: Path) -> Dict[str, Tensor]:
-    try:
-        return safetensors.torch.load_file(path)
-    except safetensors.SafetensorError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
-
-
-def _read_pickle(path: Path) -> Any:
-    try:
-        with torch.serialization.safe_globals([(stub, name) for name, stub in _HARMLESS.items()]):
-            return torch.load(path, map_location="cpu", weights_only=True)
-    except pickle.UnpicklingError as error:
-        named = re.search(r"GLOBAL (\S+)", str(error))
-        if named:
-            raise ValueError(
-                f"{path} refers to {named[1]}, which a checkpoint has no need of and could run code with: not loaded"
-            ) from None
-        raise ValueError(f"{path} is no PyTorch checkpoint, or damaged") from None
-    except (RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError, struct.error) as error:
-        # What the reader stumbles over depends on where the bytes stop to make sense.
-        reason = next(iter(str(error).splitlines()), "it ends too early")
-        raise ValueError(f"{path} is no PyTorch checkpoint, or damaged: {reason}") from None
-
-
-def _find_state_dict(content: Any, path: Path) -> Dict[str, Tensor]:
-    for container in _CONTAINERS:
-        if isinstance(content, dict) and isinstance(content.get(container), dict):
-            content = content[container]
-            break
-    if not isinstance(content, dict) or not content or not all(isinstance(value, Tensor) for value in content.values()):
-        raise ValueError(f"{path} holds no state dict: neither at its top nor under {', '.join(_CONTAINERS)}")
-    return dict(content)
-
-
-def strip_prefixes(state_dict: Dict[str, Tensor]) -> Dict[str, Tensor]:
-    """Remove the prefixes that wrappers put before every name, nested in any order."""
-    while prefix := next((p for p in _PREFIXES if state_dict and all(n.startswith(p) for n in state_dict)), None):
-        state_dict = {name[len(prefix) :]: tensor for name, tensor in state_dict.items()}
-    return state_dict
 
 
 def fit_state_dict(
@@ -199,19 +87,20 @@ def load_checkpoint(
 
     Args:
         model: A model made by `timm.create_model('pola_...')`, with features_only=True or without.
-        path: Checkpoint file, see `read_state_dict`.
+        path: Checkpoint file or run folder, see `read_state_dict`.
         img_size: Size (height, width) in pixels the checkpoint was trained at; only needed if it is not square.
 
     Returns:
         What was loaded, resized, rebuilt and skipped.
 
     Raises:
-        FileNotFoundError: no such file.
-        ValueError: the file cannot be read, or names or shapes differ from the model's. The model is unchanged.
+        FileNotFoundError: no such file, or a folder without best weights.
+        ValueError: the model is none of this package, the file cannot be read, or names or shapes differ from the model's. The model is unchanged.
     """
     backbone: Any = model.model if isinstance(model, FeatureGetterNet) else model
     if not hasattr(backbone, "table_grids"):
         raise ValueError(f"model must be a backbone of this package, got {type(backbone).__name__}")
+    path = checkpoint_file(path)
     source = read_state_dict(path)
     state_dict, resized = fit_state_dict(source, backbone, img_size)
     own = backbone.state_dict()
@@ -254,18 +143,21 @@ def _check(
     if not (missing or unexpected or misshapen):
         return
     name = model.pretrained_cfg.get("architecture", "the model") if hasattr(model, "pretrained_cfg") else "the model"
+    belongs_to = identify(source)
+    if belongs_to not in (None, name):
+        raise ValueError(
+            f"{path} is a checkpoint of {belongs_to}, not of {name}: load it into timm.create_model({belongs_to!r})"
+        )
     differences = [
         f"{what} {', '.join(names[:3])}" + (f" and {len(names) - 3} more" if len(names) > 3 else "")
         for what, names in (("missing", missing), ("unexpected", unexpected), ("wrong shape", misshapen))
         if names
     ]
-    belongs_to = identify(source)
-    if belongs_to is None:
-        hint = "it fits no registered model"
-    elif belongs_to == name:
-        hint = f"it is a {name} checkpoint, but incomplete or of other arguments"
-    else:
-        hint = f"it belongs to {belongs_to}: use timm.create_model({belongs_to!r})"
+    hint = (
+        f"it is a {name} checkpoint, but incomplete or of other arguments"
+        if belongs_to
+        else "it fits no registered model"
+    )
     raise ValueError(f"{path} does not fit {name}, nothing was loaded; {hint} ({'; '.join(differences)})")
 
 

@@ -1,9 +1,10 @@
 """Our own weights file: a safetensors file that also says which model it is, of what classes, and how images are prepared."""
 
 import json
-from dataclasses import asdict, dataclass, fields
+import textwrap
+from dataclasses import Field, asdict, dataclass, fields
 from pathlib import Path
-from typing import Any, Dict, List, Tuple, Union
+from typing import Any, Dict, List, Tuple, Union, get_origin
 
 import safetensors
 import safetensors.torch
@@ -62,13 +63,25 @@ def load_weights(path: Union[str, Path]) -> Tuple[nn.Module, WeightsInfo]:
 
     Raises:
         FileNotFoundError: no such file.
-        ValueError: the file is damaged, or was not written by `save_weights`.
+        ValueError: the file is damaged, was not written by `save_weights`, or names a model that cannot be built or has
+            other weights.
     """
     path = Path(path)
     info = read_info(path)
+    if not timm.is_model(info.model_name):  # timm would look for other names on the network
+        raise ValueError(f"{path} names a model that is not registered with timm: {info.model_name!r}")
     args = {"num_classes": len(info.class_names), "in_chans": info.in_chans, **info.model_args}
-    model = timm.create_model(info.model_name, **args)
-    model.load_state_dict(safetensors.torch.load_file(path))
+    try:
+        model = timm.create_model(info.model_name, **args)
+    except Exception as error:  # a model may stumble over a wrong argument anywhere
+        raise ValueError(f"{path} names a model that cannot be built, {info.model_name} of {args}: {error}") from error
+    try:
+        model.load_state_dict(safetensors.torch.load_file(path))
+    except RuntimeError as error:
+        reason = textwrap.shorten(str(error), 300)
+        raise ValueError(
+            f"{path} holds other weights than those of {info.model_name}, which it names: {reason}"
+        ) from None
     return model.eval(), info
 
 
@@ -86,5 +99,19 @@ def read_info(path: Union[str, Path]) -> WeightsInfo:
         raise ValueError(
             f"{path} does not say which model it holds: load it with load_checkpoint into a model you create"
         )
-    stored = json.loads(metadata[_KEY])
-    return WeightsInfo(**{entry.name: stored[entry.name] for entry in fields(WeightsInfo)})
+    try:
+        stored = json.loads(metadata[_KEY])
+    except ValueError as error:
+        raise ValueError(f"{path} describes its model in what is no JSON: {error}") from None
+    return WeightsInfo(**{entry.name: _value_of(entry, stored, path) for entry in fields(WeightsInfo)})
+
+
+def _value_of(entry: "Field[Any]", stored: Any, path: Path) -> Any:
+    """Return what the file says of an entry; ValueError unless it is there and of its type."""
+    if not isinstance(stored, dict) or entry.name not in stored:
+        raise ValueError(f"{path} does not say the {entry.name} of its model")
+    value = stored[entry.name]
+    kind: Any = get_origin(entry.type) or entry.type
+    if not isinstance(value, (int, float) if kind is float else kind):
+        raise ValueError(f"{path} must hold {entry.name} as {kind.__name__}, got {value!r}")
+    return value
