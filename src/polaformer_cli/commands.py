@@ -129,14 +129,14 @@ def check_data_parser(prog: str) -> Parser:
     """`polaformer check-data`."""
     parser = Parser(
         prog,
-        usage=f"{prog} PATH",
+        usage=f"{prog} PATH [options]",
         description="Look through a folder of images before training on it: its classes with their\n"
         "counts, and each file or folder that would cause trouble, with the reason.\n"
         "The exit status is 1 where something must be repaired.",
         epilog="examples:\n  polaformer check-data photos\n  polaformer check-data photos --json > report.json",
     )
     add = parser.add_argument
-    add("path", metavar="PATH", help="folder with one sub-folder a class, or train/ and val/")
+    add("path", metavar="PATH", help="folder with one sub-folder a class, or train/ and val/; or digits")
     add("--json", action="store_true", help="print the report as JSON")
     return parser
 

@@ -12,9 +12,10 @@ def is_first_process() -> bool:
 
 
 def say(text: str) -> None:
-    """Write a result line to stdout, from the first process only."""
+    """Write a result line to stdout, from the first process only; what stdout cannot encode is written as escapes."""
     if is_first_process():
-        sys.stdout.write(text + "\n")
+        encoding = sys.stdout.encoding or "utf-8"
+        sys.stdout.write(text.encode(encoding, "backslashreplace").decode(encoding) + "\n")
         sys.stdout.flush()
 
 

@@ -1,8 +1,11 @@
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
 import PIL.Image
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
 
 from polaformer.cli.picture import NEUTRAL, RIGHT, WRONG, Tile, draw_tiles, shorten
 
@@ -22,7 +25,7 @@ def test_tile__colour_and_caption() -> None:
     assert (Tile(GREY, "3", 0.904, true="3").color(), Tile(GREY, "3", 0.9, true="8").color()) == (RIGHT, WRONG)
     assert Tile(GREY, "3", 0.9).color() == NEUTRAL
     assert Tile(GREY, "3", 0.904, true="8").caption() == "predicted 3  90%\ntrue 8"
-    assert Tile(GREY, "cat", 0.904).caption() == "cat  90%"
+    assert Tile(GREY, "cat", 0.904).caption() == "cat\n90%"
 
 
 def test_shorten() -> None:
@@ -46,6 +49,17 @@ def test_draw_tiles__grows_with_the_images(count: int, columns: int, rows: int, 
         width, height = image.size
     assert width == pytest.approx(130 * max(1.25 * columns, 4.0), abs=1)
     assert height == pytest.approx(130 * (1.55 * rows + 0.5), abs=1)
+
+
+def test_draw_tiles__captions_stay_under_their_image(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn: list[Figure] = []
+    monkeypatch.setattr(Figure, "savefig", lambda figure, *args, **options: drawn.append(figure))
+    tiles = [Tile(GREY.resize(size), "golden $retriever^ dog", 0.97) for size in ((70, 30), (30, 70), (50, 50))]
+    draw_tiles(tmp_path / "tiles.png", tiles, "three")
+    FigureCanvasAgg(drawn[0]).draw()
+    boxes = [axes.xaxis.label.get_window_extent() for axes in drawn[0].axes]
+    assert all(left.x1 < right.x0 for left, right in pairwise(boxes))
+    assert [box.y0 for box in boxes] == pytest.approx([boxes[0].y0] * 3, abs=1)
 
 
 def test_draw_tiles__nothing_to_draw(tmp_path: Path) -> None:

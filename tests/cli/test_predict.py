@@ -1,5 +1,6 @@
 import csv
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,7 +46,7 @@ def test_bad_file__named_on_stderr_and_exit_1(photos: list[str], capsys: pytest.
     assert main(["predict", *photos, "--checkpoint", "run", "--top", "1"]) == 1
     captured = capsys.readouterr()
     assert captured.out == f"{photos[0]}\n   75.0%  cat\n{photos[2]}\n   75.0%  cat\n"
-    assert captured.err == f"polaformer predict: {photos[1]}: is empty (0 bytes)\n"
+    assert captured.err == f"polaformer predict: warning: {photos[1]}: is empty (0 bytes)\n"
 
 
 def test_csv(photos: list[str], capsys: pytest.CaptureFixture[str]) -> None:
@@ -102,3 +103,32 @@ def test_no_such_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) 
     (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("polaformer predict: error: ")
     assert missing in line
+
+
+@pytest.mark.parametrize("form", [[], ["--csv"], ["--json"]])
+def test_names_of_any_bytes__printed_as_text(
+    photos: list[str], form: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    odd = [f"{tmp_path}/\udcff\x1b.png", f"{tmp_path}/\udcff broken.png"]
+    assert main(["predict", *odd, "--checkpoint", "run", *form]) == 1
+    captured = capsys.readouterr()
+    assert captured.err == f"polaformer predict: warning: {tmp_path}/\\udcff broken.png: is empty (0 bytes)\n"
+    if form == ["--json"]:
+        assert [entry["path"] for entry in json.loads(captured.out)] == odd
+    else:
+        assert f"{tmp_path}/\\udcff\\x1b.png" in captured.out
+
+
+@pytest.mark.parametrize("option", ["--output", "--picture"])
+@pytest.mark.parametrize("place", ["", ".", "none/seen.out", "file/seen.out", "pipe"])
+def test_place_that_cannot_be_written_to__told_first(
+    option: str, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "file").touch()
+    os.mkfifo(tmp_path / "pipe")
+    assert main(["predict", "a.jpg", "--checkpoint", "none", option, place]) == 2
+    assert capsys.readouterr().err == (
+        f"polaformer predict: error: {option} must be a file in an existing folder that can be written to, "
+        f"got {place!r}\n"
+    )

@@ -1,3 +1,6 @@
+import io
+import sys
+
 import pytest
 
 from polaformer_cli.console import complain, nearest, say
@@ -14,6 +17,13 @@ def test_say__only_the_first_process_speaks(
     monkeypatch.setenv("RANK", "0")
     say("first under torchrun")
     assert capsys.readouterr().out == "alone\nfirst under torchrun\n"
+
+
+def test_say__a_narrow_stdout_gets_escapes(monkeypatch: pytest.MonkeyPatch) -> None:
+    stdout = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
+    monkeypatch.setattr(sys, "stdout", stdout)
+    say("caf\u00e9")
+    assert stdout.buffer.getvalue() == b"caf\\xe9\n"
 
 
 def test_complain__one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,6 @@
+import copy
 import json
+import os
 
 import pytest
 import timm
@@ -71,6 +73,22 @@ def test_folders_are_searched_in_the_order_of_names(images):
     found = list(find_images([images / "b" / "002.png", images]))
     expected = ["b/002.png", *(f"{name}/00{number}.png" for name in "ab" for number in range(3))]
     assert found == [str(images / name) for name in expected]
+
+
+def test_linked_folders_are_searched_once_around(images, tmp_path):
+    os.symlink(write_images(tmp_path / "elsewhere", 1, ("c",)) / "c", images / "linked")
+    os.symlink(images, images / "linked" / "back")
+    found = [name.removeprefix(f"{images}/") for name in find_images([images])]
+    assert found == [*(f"{name}/00{number}.png" for name in "ab" for number in range(3)), "linked/000.png"]
+
+
+def test_output_that_is_not_finite_is_an_error(weights, images, tmp_path):
+    _, model, info = weights
+    broken = copy.deepcopy(model)
+    torch.nn.init.constant_(broken.get_classifier().bias, float("nan"))
+    save_weights(tmp_path / "broken.safetensors", broken, info)
+    (prediction,) = predict_images(tmp_path / "broken.safetensors", [images / "a" / "000.png"], device="cpu")
+    assert (prediction.class_name, prediction.error) == (None, "the model's output is not finite")
 
 
 def test_wrong_arguments_are_named(weights, tmp_path):

@@ -38,9 +38,11 @@ class Tile:
         return RIGHT if self.true == self.predicted else WRONG
 
     def caption(self) -> str:
-        """Prediction with its probability, and the truth below."""
-        prediction = f"{shorten(self.predicted)}  {self.probability:.0%}"
-        return prediction if self.true is None else f"predicted {prediction}\ntrue {shorten(self.true)}"
+        """Prediction with its probability, and the truth below where it is known; two lines."""
+        name = shorten(self.predicted)
+        if self.true is None:
+            return f"{name}\n{self.probability:.0%}"
+        return f"predicted {name}  {self.probability:.0%}\ntrue {shorten(self.true)}"
 
 
 def shorten(name: str) -> str:
@@ -76,8 +78,8 @@ def draw_tiles(path: str | Path, tiles: Sequence[Tile], title: str, columns: int
         # Tiny scans are smoothed, as eyes do: the corners of big square pixels hide the shape.
         smoothing = "bicubic" if max(tile.image.size) < SMALL_SIDE else "antialiased"
         axes.imshow(tile.image, cmap="gray" if tile.image.mode == "L" else None, interpolation=smoothing)
-        axes.set(xticks=[], yticks=[])
-        axes.set_xlabel(tile.caption(), fontsize=8, color=tile.color(), labelpad=4)
+        axes.set(xticks=[], yticks=[], anchor="S")  # captions of a row stand in one line, whatever the images' shapes
+        axes.set_xlabel(tile.caption(), fontsize=8, color=tile.color(), labelpad=4, parse_math=False)
         for spine in axes.spines.values():
             spine.set(color=tile.color(), linewidth=2.5 if tile.color() == WRONG else 1.0)
     with atomic_write(Path(path)) as temporary:

@@ -6,10 +6,12 @@ import argparse
 import csv
 import io
 import json
+import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from polaformer.data.images import load_image
+from polaformer.data.names import printable
 from polaformer.models.atomic import atomic_write
 from polaformer.runs import Prediction, predict_images
 from polaformer_cli.console import complain, say
@@ -24,7 +26,10 @@ THUMBNAIL_SIDE = 256
 
 
 def run(args: argparse.Namespace) -> int:
-    """Classify the images; exit status 1 where a file could not be read."""
+    """Classify the images; exit status 1 where a file has no answer."""
+    for option, path in (("--output", args.output), ("--picture", args.picture)):
+        if path is not None:
+            check_target(option, path)
     predictions = predict_images(args.checkpoint, args.images, top_k=args.top, batch_size=args.batch_size)
     seen: list[Prediction] = []
     form = json_lines if args.json else csv_lines if args.csv else table_lines
@@ -41,12 +46,20 @@ def run(args: argparse.Namespace) -> int:
     return 0 if len(readable) == len(seen) else 1
 
 
+def check_target(option: str, path: str) -> None:
+    """Raise unless a file can be put there: better now than after hours of predicting."""
+    folder = os.path.dirname(path) or "."
+    taken = path == "" or (os.path.exists(path) and not os.path.isfile(path))  # a folder, pipe or device
+    if taken or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise ValueError(f"{option} must be a file in an existing folder that can be written to, got {path!r}")
+
+
 def keep(predictions: Iterable[Prediction], seen: list[Prediction]) -> Iterator[Prediction]:
     """Pass predictions on as they come, naming failures on stderr and keeping all for later."""
     for prediction in predictions:
         seen.append(prediction)
         if prediction.error is not None:
-            complain("polaformer predict", f"{prediction.path}: {prediction.error}")
+            complain("polaformer predict", f"warning: {printable(prediction.path)}: {prediction.error}")
         yield prediction
 
 
@@ -54,23 +67,24 @@ def table_lines(predictions: Iterable[Prediction]) -> Iterator[str]:
     """The file's name, and below it a line for each class; nothing for files that could not be read."""
     for prediction in predictions:
         if prediction.error is None:
-            yield prediction.path
+            yield printable(prediction.path)
             for name, probability in prediction.probabilities.items():
-                yield f"  {probability:6.1%}  {name}"
+                yield f"  {probability:6.1%}  {printable(name)}"
 
 
 def csv_lines(predictions: Iterable[Prediction]) -> Iterator[str]:
     """A row for each class of each image that could be read."""
     yield "path,rank,class,probability"
     for prediction in predictions:
+        path = printable(prediction.path)
         for rank, (name, probability) in enumerate(prediction.probabilities.items(), start=1):
             row = io.StringIO()
-            csv.writer(row, lineterminator="").writerow([prediction.path, rank, name, f"{probability:.6f}"])
+            csv.writer(row, lineterminator="").writerow([path, rank, printable(name), f"{probability:.6f}"])
             yield row.getvalue()
 
 
 def json_lines(predictions: Iterable[Prediction]) -> Iterator[str]:
-    """One JSON list with an entry an image: its classes, or its error."""
+    """One JSON list with an entry an image: its classes, or its error; in ASCII, which can hold any file's name."""
     entries = [
         {"path": prediction.path, "error": prediction.error}
         if prediction.error is not None
@@ -82,7 +96,7 @@ def json_lines(predictions: Iterable[Prediction]) -> Iterator[str]:
         }
         for prediction in predictions
     ]
-    yield json.dumps(entries, indent=2, ensure_ascii=False)
+    yield json.dumps(entries, indent=2)
 
 
 def draw_predictions(path: Path, predictions: list[Prediction]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -11,6 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
+from polaformer.data.folders import walk_files
 from polaformer.data.images import ImageError, is_image_name, load_image
 from polaformer.data.transforms import evaluation_transform
 from polaformer.models.weights import WeightsInfo
@@ -25,13 +27,13 @@ class Prediction:
     path: str
     """The file."""
     class_name: str | None = None
-    """Most probable class; None for a file that could not be read."""
+    """Most probable class; None where there is an error."""
     probability: float | None = None
     """Its probability, 0 to 1."""
     probabilities: dict[str, float] = field(default_factory=dict)
     """The top_k classes with their probabilities, highest first."""
     error: str | None = None
-    """Why the file could not be read."""
+    """Why there is no answer: the file could not be read, or the network gave NaN."""
 
 
 def predict_images(
@@ -45,7 +47,8 @@ def predict_images(
 ) -> Iterator[Prediction]:
     """Classify image files, in the order given; folders are searched for images, in order of their names.
 
-    A file that cannot be read gives an entry with its error and stops nothing.
+    Links to folders are followed. A file that cannot be read, or for which the network's output is not finite, gives an
+    entry with its error and stops nothing.
 
     Args:
         checkpoint: weights file, .ckpt file, or run folder.
@@ -59,7 +62,8 @@ def predict_images(
         One prediction a file; one with an error for a folder without images.
 
     Raises:
-        ValueError: top_k or batch_size is below 1, or the checkpoint is not a classifier of ours.
+        ValueError: top_k or batch_size is below 1, the checkpoint is not a classifier of ours, or a folder cannot be
+            listed.
         FileNotFoundError: there is no such checkpoint.
     """
     for name, value in (("top_k", top_k), ("batch_size", batch_size)):
@@ -74,17 +78,9 @@ def predict_images(
 def find_images(paths: Iterable[str | Path]) -> Iterator[str]:
     """Yield files as they are and folders as the images in and below them; a folder without images as itself."""
     for path in paths:
-        if not os.path.isdir(path):
-            yield str(path)
-            continue
-        found = False
-        for folder, below, names in os.walk(path):
-            below[:] = sorted(name for name in below if not name.startswith("."))
-            for name in sorted(filter(is_image_name, names)):
-                found = True
-                yield os.path.join(folder, name)
-        if not found:
-            yield str(path)
+        names = walk_files(path) if os.path.isdir(path) else ()
+        images = sorted(name for name in names if is_image_name(os.path.basename(name)))
+        yield from [os.path.join(path, *name.split("/")) for name in images] or [str(path)]
 
 
 class _Files(Dataset[Tensor | str]):
@@ -131,7 +127,10 @@ def _predict(
             else:
                 probabilities = next(answers)
                 best = next(iter(probabilities))
-                yield Prediction(path, best, probabilities[best], probabilities)
+                if math.isfinite(probabilities[best]):
+                    yield Prediction(path, best, probabilities[best], probabilities)
+                else:  # one NaN or infinity among a softmax's inputs makes all its outputs NaN
+                    yield Prediction(path, error="the model's output is not finite")
 
 
 @torch.inference_mode()
