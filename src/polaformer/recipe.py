@@ -120,14 +120,14 @@ class TrainConfig:
     """Seed of weights, order and augmentation."""
     precision: Literal["32", "bf16", "16", "64"] = "32"
     """32, or mixed precision bf16 or 16 (weights stay float32), or 64."""
-    accelerator: str = "auto"
-    """Lightning accelerator: auto, cpu, gpu."""
+    accelerator: Literal["auto", "cpu", "gpu"] = "auto"
+    """Where to compute; auto takes a GPU if there is one."""
     devices: str = "auto"
     """Number of processes on this machine (or a list of GPU ids); torchrun sets its own."""
-    strategy: str = "auto"
-    """Lightning strategy, e.g. ddp."""
+    strategy: Literal["auto", "ddp"] = "auto"
+    """How several processes train together: ddp averages their gradients; auto takes it where there are several."""
     accumulate: int = 1
-    """Batches a update."""
+    """Batches to an update."""
     mixup: float = 0.0
     """Mixup alpha; 0 is off."""
     cutmix: float = 0.0

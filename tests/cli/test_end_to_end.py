@@ -102,7 +102,7 @@ def test_loss_that_is_not_finite__exit_1(photos: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--data", "nowhere"], "path must be a folder of images, got 'nowhere', which does not exist"),
+        (["--data", "nowhere"], "--data must be an existing file or folder, got nowhere"),
         (["--data", "photos", "--checkpoint", "missing.pth"], "missing.pth"),
         (["--data", "photos", "--model.args", "{attn_tipe: LLSS}"], "model.args must be arguments of pola_pvt_nano"),
         (["--data", "photos", "--optim.opt", "adamq"], "adamq"),

@@ -1,9 +1,10 @@
+import copy
 from pathlib import Path
 
 import pytest
 
 from polaformer.cli.fit import resolve_recipe
-from polaformer.cli.recipes import dump_recipe, load_recipe
+from polaformer.cli.recipes import load_recipe
 from polaformer.recipe import Recipe
 from polaformer_cli import main
 from polaformer_cli.main import parse
@@ -67,10 +68,11 @@ def test_epochs__the_warm_up_keeps_its_share() -> None:
     assert resolve("--data", "photos", "--epochs", "5", "--optim.warmup_epochs", "4").optim.warmup_epochs == 4
 
 
-def test_resume__the_recipe_of_the_run_with_its_warm_up(tmp_path: Path) -> None:
+def test_resume__the_recipe_of_the_run_with_its_warm_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     recipe = load_recipe("digits")
     recipe.optim.lr = 7e-3
-    (tmp_path / "recipe.yaml").write_text(dump_recipe(recipe))
+    monkeypatch.setattr("polaformer.cli.fit.resumed_recipe", {str(tmp_path): recipe}.get)
+    recipe = copy.deepcopy(recipe)
     recipe.train.epochs = 17
     assert resolve("--resume", str(tmp_path), "--epochs", "17") == recipe
 
@@ -101,7 +103,14 @@ def test_print_recipe__can_be_trained_by(tmp_path: Path, capsys: pytest.CaptureF
             "there is no recipe file digts and no shipped recipe of that name; did you mean digits?",
         ),
         (["--resume", "a", "--config", "b"], "--resume goes on by the run's own recipe; leave out --config"),
-        (["--resume", "nowhere"], "--resume must name a run folder, but nowhere holds no recipe.yaml"),
+        (["--resume", "nowhere"], "--resume must be an existing file or folder, got nowhere"),
+        (["--resume", "a", "--name", "b"], "--resume goes on in the run's own folder; leave out --name"),
+        (["--learning-rate", "1"], "unknown option --learning-rate; did you mean --lr?"),
+        (["--optim.opt", "adamww"], "optim.opt must be a timm optimiser, got adamww; did you mean adamw?"),
+        (
+            ["--train.strategy", "ddp_spawn"],
+            '--train.strategy must be one of auto, ddp, got "ddp_spawn"; did you mean ddp?',
+        ),
     ],
 )
 def test_mistake__one_line(arguments: list[str], line: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -5,7 +5,15 @@ import pytest
 import polaformer.cli.score
 from polaformer_cli import main
 
-SCORES = {"top1": 0.875, "top5": 1.0, "loss": 0.51239, "num_images": 104, "correct_top1": 91, "correct_top5": 104}
+SCORES = {
+    "top1": 0.875,
+    "top5": 1.0,
+    "loss": 0.51239,
+    "num_images": 104,
+    "num_classes": 7,
+    "correct_top1": 91,
+    "correct_top5": 104,
+}
 
 
 @pytest.fixture

@@ -113,6 +113,13 @@ def test_resuming_takes_a_folder_or_a_file(tmp_path):
     assert find_checkpoint(tmp_path) == find_checkpoint(str(path)) == path
 
 
+def test_resuming_from_an_earlier_checkpoint_would_lose_the_last(tmp_path):
+    for name in ("last.ckpt", "best.ckpt"):
+        (tmp_path / name).write_text(name)
+    with pytest.raises(ValueError, match=r"got .*best\.ckpt: going on from there would overwrite .*last\.ckpt"):
+        find_checkpoint(tmp_path / "best.ckpt")
+
+
 def test_a_copy_replaces_the_target(tmp_path):
     (tmp_path / "a").write_text("new")
     (tmp_path / "b").write_text("older")

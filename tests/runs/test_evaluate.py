@@ -57,7 +57,7 @@ def test_classes_are_matched_by_name_and_every_image_counts_once(images, weights
     assert 0 < expected < 101
     assert (scores["num_images"], scores["correct_top1"], scores["correct_top5"]) == (101, expected, 101)
     assert scores["top1"] == pytest.approx(expected / 101)
-    assert scores.keys() == {"top1", "top5", "loss", "num_images", "correct_top1", "correct_top5"}
+    assert scores.keys() == {"top1", "top5", "loss", "num_images", "num_classes", "correct_top1", "correct_top5"}
 
 
 def test_data_comes_from_the_run_folder_unless_given(images, weights, tmp_path):

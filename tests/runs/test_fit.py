@@ -110,7 +110,7 @@ def test_what_a_run_folder_holds(straight, images):
     assert folder.name == "test_vit-images-1"
     assert {path.name for path in folder.iterdir()} == {
         "best.ckpt", "best.safetensors", "classes.txt", "curves.png", "last.ckpt", "last.safetensors", "metrics.csv",
-        "recipe.yaml", "versions.json",
+        "recipe.yaml", "versions.json", ".lock",
     }  # fmt: skip
     rows = read_rows(folder / "metrics.csv")
     assert tuple(rows[0]) == COLUMNS
@@ -152,11 +152,13 @@ def test_a_run_that_cannot_go_on_says_why(straight, images):
             recipe = replace(recipe, **{section: replace(getattr(recipe, section), **keys)})
         fit(recipe, resume=result.folder, progress=False)
 
-    with pytest.raises(ValueError, match=r"the run is finished: 20 of 20 updates; raise train\.max_steps"):
+    with pytest.raises(
+        ValueError, match=r"the run has already done 20 updates of 20 asked for; raise train\.max_steps"
+    ):
         resume()
     with pytest.raises(ValueError, match=r"must keep optim\.lr = 0\.002, got 0\.1; only train\.epochs"):
         resume(optim={"lr": 0.1}, train={"max_steps": 25})
-    with pytest.raises(ValueError, match=r"the run is finished: 2 of 1 epochs; raise train\.epochs"):
+    with pytest.raises(ValueError, match=r"the run has already done 2 epochs of 1 asked for; raise train\.epochs"):
         resume(train={"epochs": 1, "max_steps": 25})
     with pytest.raises(ValueError, match="images it started with: 57 to train on in 3 classes, got"):
         resume(data={"path": "digits"}, train={"max_steps": 25})

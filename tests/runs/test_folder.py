@@ -1,9 +1,10 @@
 import subprocess
+import sys
 
 import pytest
 
 from polaformer.recipe import DataConfig, ModelConfig, Recipe, RunConfig
-from polaformer.runs.folder import check_name_is_free, create_folder, git_state
+from polaformer.runs.folder import RunFolder, check_name_is_free, create_folder, git_state, lock_folder
 
 
 def recipe(directory, name=None) -> Recipe:
@@ -54,3 +55,21 @@ def test_git_state_of_a_repository_and_of_none(tmp_path, monkeypatch):
     assert state["changed"] is False
     (tmp_path / "file").write_text("two")
     assert git_state(tmp_path) == {"commit": state["commit"], "changed": True}
+
+
+@pytest.mark.parametrize("name", ["", ".", "..", "../up", "/tmp/elsewhere", "a/b"])
+def test_a_name_does_not_leave_the_parent(tmp_path, name):
+    with pytest.raises(ValueError, match=r"run\.name must be the name of a folder in run\.dir"):
+        create_folder(recipe(tmp_path, name))
+
+
+def test_one_process_trains_in_a_folder(tmp_path):
+    lock = lock_folder(RunFolder(tmp_path))
+    code = (
+        "import sys; from pathlib import Path; from polaformer.runs.folder import RunFolder, lock_folder\n"
+        "lock_folder(RunFolder(Path(sys.argv[1])))"
+    )
+    second = subprocess.run([sys.executable, "-c", code, str(tmp_path)], capture_output=True, text=True)
+    assert f"ValueError: the run in {tmp_path} is in progress" in second.stderr
+    lock.release()
+    assert subprocess.run([sys.executable, "-c", code, str(tmp_path)]).returncode == 0

@@ -56,8 +56,6 @@ def test_initial_weights_are_those_of_the_file_unless_a_run_is_resumed(data, tmp
     assert all(torch.equal(loaded[name], source[name]) for name in source)
     resumed = build_network(config, info, initial_weights=False).state_dict()
     assert not all(torch.equal(resumed[name], source[name]) for name in source)
-    with pytest.raises(ValueError, match="must not both be given"):
-        build_network(replace(config, pretrained=True), info, initial_weights=True)
 
 
 def test_what_is_no_weights_file_is_an_error(tmp_path):

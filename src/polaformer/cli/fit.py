@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 import timm
+from timm.optim import list_optimizers
 
 from polaformer.recipe import Recipe
 from polaformer_cli.console import nearest, say
 from polaformer_cli.parser import CommandFailure, UsageError
 
-from .messages import bars_on_stderr, end_bar
+from .messages import bars_on_stderr, check_place, end_bar
 from .recipes import Setting, dump_recipe, load_recipe, suggest_key
 
 if TYPE_CHECKING:
@@ -42,6 +43,9 @@ def run(args: argparse.Namespace) -> int:
         say(dump_recipe(recipe))
         return 0
     check_model_name(recipe.model.name)
+    check_place("--data", args.data)
+    check_place("--checkpoint", args.checkpoint)
+    check_optimizer_name(recipe.optim.opt)
     result = train(recipe, args.resume)
     say(result_text(result))
     return 0
@@ -96,19 +100,26 @@ def resolve_recipe(args: argparse.Namespace) -> Recipe:
     return recipe
 
 
-def base_recipe(args: argparse.Namespace) -> str | Path:
+def base_recipe(args: argparse.Namespace) -> str | Path | Recipe:
     """The recipe that the options change: that of --config, of the run to resume, or one that suits the data."""
     if args.resume is not None:
         if args.config is not None:
             raise UsageError("--resume goes on by the run's own recipe; leave out --config")
-        run = Path(args.resume)
-        recipe = (run if run.is_dir() else run.parent) / "recipe.yaml"
-        if not recipe.is_file():
-            raise FileNotFoundError(f"--resume must name a run folder, but {args.resume} holds no recipe.yaml")
-        return recipe
+        for option in ("out", "name"):
+            if getattr(args, option) is not None:
+                raise UsageError(f"--resume goes on in the run's own folder; leave out --{option}")
+        check_place("--resume", args.resume)
+        return resumed_recipe(args.resume)
     if args.config is not None:
         return args.config
     return "digits" if args.data in (None, "digits") else "finetune"
+
+
+def resumed_recipe(run: str) -> Recipe:
+    """The recipe of a run to resume, from its checkpoint, which is whole whatever happened to the files beside it."""
+    from polaformer.runs.checkpoints import STATE_KEY, RunState, find_checkpoint, read_checkpoint
+
+    return RunState.from_dict(read_checkpoint(find_checkpoint(run))[STATE_KEY]).recipe
 
 
 def option_settings(args: argparse.Namespace) -> list[Setting]:
@@ -123,15 +134,24 @@ def option_settings(args: argparse.Namespace) -> list[Setting]:
 
 def suggest_option(word: str) -> str:
     """The recipe key an unknown option may have meant, as an option."""
+    if word.replace("_", "-") == "--learning-rate":
+        return "; did you mean --lr?"
     return suggest_key(word).replace("did you mean ", "did you mean --") or "; --help lists the options"
 
 
 def keep_warmup_share(recipe: Recipe, planned_epochs: int) -> None:
     """Shorten or lengthen the warm-up with the training, so that --epochs 1 still reaches the peak rate."""
-    recipe.optim.warmup_epochs *= recipe.train.epochs / planned_epochs
+    recipe.optim.warmup_epochs = round(recipe.optim.warmup_epochs * recipe.train.epochs / planned_epochs, 6)
 
 
 def check_model_name(name: str) -> None:
     """Raise for a model timm does not know, naming the nearest it does."""
     if not timm.is_model(name):
         raise ValueError(f"model.name must be a timm model, got {name}{nearest(name, timm.list_models())}")
+
+
+def check_optimizer_name(name: str) -> None:
+    """Raise for an optimiser timm does not know, naming the nearest it does."""
+    known = [str(each) for each in list_optimizers()]
+    if name.lower() not in known:
+        raise ValueError(f"optim.opt must be a timm optimiser, got {name}{nearest(name, known)}")

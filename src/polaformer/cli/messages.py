@@ -3,13 +3,33 @@
 from __future__ import annotations
 
 import logging
+import os
 import sys
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, redirect_stdout
+from pathlib import Path
 from typing import TextIO
 
-from polaformer_cli.console import complain
+from tqdm import tqdm
+
+from polaformer_cli.console import complain, nearest
+from polaformer_cli.parser import UsageError
+
+
+class _LogHandler(logging.Handler):
+    """Writes log lines to stderr above a progress bar, and warnings as such."""
+
+    def __init__(self, program: str) -> None:
+        super().__init__()
+        self._program = program
+
+    def emit(self, record: logging.LogRecord) -> None:
+        with tqdm.external_write_mode(sys.stderr):
+            if record.levelno >= logging.WARNING:
+                complain(self._program, f"warning: {record.getMessage()}")
+            else:
+                sys.stderr.write(record.getMessage() + "\n")
 
 
 @contextmanager
@@ -24,9 +44,10 @@ def plain_messages(program: str) -> Iterator[None]:
         file: TextIO | None = None,
         line: str | None = None,
     ) -> None:
-        complain(program, f"warning: {message}")
+        with tqdm.external_write_mode(sys.stderr):
+            complain(program, f"warning: {message}")
 
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _LogHandler(program)
     logger = logging.getLogger("polaformer")
     level = logger.level
     logger.addHandler(handler)
@@ -45,6 +66,15 @@ def bars_on_stderr() -> Iterator[None]:
     """Send progress bars, which Lightning draws on stdout, to stderr: stdout is for results that programs read."""
     with redirect_stdout(sys.stderr):
         yield
+
+
+def check_place(option: str, path: str | None) -> None:
+    """Raise unless an option's file or folder is there, naming the nearest that is; 'digits' needs none."""
+    if path is None or (option == "--data" and path == "digits") or os.path.lexists(path):
+        return
+    folder = Path(path).parent
+    names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
+    raise UsageError(f"{option} must be an existing file or folder, got {path}{nearest(Path(path).name, names)}")
 
 
 def end_bar() -> None:

@@ -44,12 +44,12 @@ class Setting:
     """What to open a complaint with: 'FILE line 3: ', or nothing on the command line."""
 
 
-def load_recipe(name_or_path: str | Path | None = None, settings: Iterable[Setting] = ()) -> Recipe:
+def load_recipe(base: str | Path | Recipe | None = None, settings: Iterable[Setting] = ()) -> Recipe:
     """Read a recipe and override some of its keys.
 
     Args:
-        name_or_path: a YAML file, the name of a shipped recipe ('digits', 'imagenet/pola_pvt_tiny'), or None for the
-            defaults of `polaformer.recipe`.
+        base: a recipe, a YAML file, the name of a shipped recipe ('digits', 'imagenet/pola_pvt_tiny'), or None for
+            the defaults of `polaformer.recipe`.
         settings: keys that win over the file's, the last of each key over the ones before.
 
     Returns:
@@ -59,8 +59,8 @@ def load_recipe(name_or_path: str | Path | None = None, settings: Iterable[Setti
         FileNotFoundError: there is no such file or shipped recipe.
         ValueError: malformed YAML, an unknown section or key, or a value of the wrong type.
     """
-    recipe = Recipe()
-    in_file = read_settings(find_recipe(name_or_path)) if name_or_path is not None else ()
+    recipe = copy.deepcopy(base) if isinstance(base, Recipe) else Recipe()
+    in_file = read_settings(find_recipe(base)) if isinstance(base, (str, Path)) else ()
     for setting in (*in_file, *settings):
         if setting.key not in field_types():
             raise ValueError(f"{setting.where}unknown recipe key {setting.key}{suggest_key(setting.key)}")
@@ -75,6 +75,8 @@ def find_recipe(name_or_path: str | Path) -> Path:
     path = Path(name_or_path)
     if path.is_file():
         return path
+    if path.is_dir():
+        raise ValueError(f"--config must be a recipe file or the name of a shipped recipe, got the folder {path}")
     shipped = CONFIGS / f"{name_or_path}.yaml"
     if shipped.is_file():
         return shipped

@@ -23,10 +23,7 @@ def run(args: argparse.Namespace) -> int:
 def score_table(scores: Mapping[str, float | int]) -> str:
     """A line for each number."""
     images = scores["num_images"]
-    return "\n".join(
-        (
-            f"top-1   {scores['top1']:7.2%}  ({scores['correct_top1']} of {images} images)",
-            f"top-5   {scores['top5']:7.2%}",
-            f"loss    {scores['loss']:7.4f}",
-        )
-    )
+    lines = [f"top-1   {scores['top1']:7.2%}  ({scores['correct_top1']} of {images} images)"]
+    if scores["num_classes"] > 5:  # of fewer classes, the right one is always among five
+        lines.append(f"top-5   {scores['top5']:7.2%}")
+    return "\n".join([*lines, f"loss    {scores['loss']:7.4f}"])

@@ -39,6 +39,12 @@ def atomic_write(path: Union[str, Path]) -> Iterator[Path]:
     _sync(path.parent)
 
 
+def write_text(path: Union[str, Path], text: str) -> None:
+    """Write a UTF-8 text file as `atomic_write` does."""
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
 def _give_usual_mode(path: Path) -> None:
     # mkstemp makes files that only their owner can read; a checkpoint should be as readable as any other new file.
     mask = os.umask(0)

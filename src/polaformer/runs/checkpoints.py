@@ -100,23 +100,29 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     try:
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises RuntimeError, UnpicklingError, EOFError, KeyError or its own
-        raise ValueError(f"checkpoint must be a complete .ckpt file, got {path}: {error}") from error
+        raise ValueError(f"checkpoint must be a complete .ckpt file, got {path}, which is not or is damaged") from error
     if not isinstance(checkpoint, dict) or STATE_KEY not in checkpoint:
         raise ValueError(f"checkpoint must be one that polaformer fit wrote (last.ckpt or best.ckpt), got {path}")
     return checkpoint
 
 
 def find_checkpoint(path: str | Path) -> Path:
-    """The checkpoint to resume: a .ckpt file, or the last.ckpt of a run folder.
+    """The checkpoint to resume: the last.ckpt of a run folder, or that file itself.
 
     Raises:
-        ValueError: nothing is there to resume from.
+        ValueError: nothing is there to resume from, or the run would lose what it did after that checkpoint.
     """
     path = Path(path)
     if path.is_dir():
         path = RunFolder(path).last
     if not path.is_file():
-        raise ValueError(f"resume must be a run folder with last.ckpt in it, or a .ckpt file, got {path}")
+        raise ValueError(f"resume must be a run folder with last.ckpt in it, or that file, got {path}")
+    last = RunFolder(path.parent).last
+    if last.is_file() and not path.samefile(last):
+        raise ValueError(
+            f"resume must be the run folder or its last.ckpt, got {path}: going on from there would overwrite {last}; "
+            "a new run can start from it, with its weights file as model.checkpoint"
+        )
     return path
 
 

@@ -31,10 +31,11 @@ def draw_curves(rows: Sequence[Mapping[str, float]], path: Path) -> None:
     def line(axes: Axes, column: str, color: str, label: str) -> None:
         axes.plot(epochs, [row[column] for row in rows], color=color, label=label, marker=marker, markersize=3)
 
-    line(loss, "train_loss", TRAIN, "training (smoothed and mixed)")
+    line(loss, "train_loss", TRAIN, "training, as minimised")
     line(loss, "val_loss", HELD_OUT, "held out")
     loss.set_title("Cross-entropy", loc="left")
-    line(accuracy, "val_top5", SECOND, "top-5")
+    if any(row["val_top5"] < 1 for row in rows):  # always 1 for up to five classes
+        line(accuracy, "val_top5", SECOND, "top-5")
     line(accuracy, "val_top1", HELD_OUT, "top-1")
     best = max(rows, key=lambda row: (row["val_top1"], -row["val_loss"]))
     accuracy.set_title(f"Held-out accuracy: best top-1 {best['val_top1']:.2%} (epoch {best['epoch']:.0f})", loc="left")

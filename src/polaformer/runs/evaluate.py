@@ -41,7 +41,7 @@ def evaluate(
         progress: show a progress bar.
 
     Returns:
-        top1 and top5 (shares, 0 to 1), loss (mean cross-entropy), num_images, correct_top1, correct_top5.
+        top1 and top5 (shares, 0 to 1), loss (mean cross-entropy), num_images, num_classes, correct_top1, correct_top5.
 
     Raises:
         ValueError: no data is known, or a folder's classes are not the checkpoint's.
@@ -68,6 +68,7 @@ def evaluate(
         "top5": scores[f"{stage}_top5"],
         "loss": scores[f"{stage}_loss"],
         "num_images": num_images,
+        "num_classes": len(info.class_names),
         "correct_top1": round(scores[f"{stage}_top1"] * num_images),
         "correct_top5": round(scores[f"{stage}_top5"] * num_images),
     }

@@ -18,13 +18,14 @@ from polaformer.tasks.classification import ClassificationTask
 from polaformer.tasks.randomness import seed_generators
 from polaformer.tasks.schedule import total_epochs
 
+from .checking import check_recipe
 from .checkpoints import STATE_KEY, CheckpointCallback, RunState, find_checkpoint, read_checkpoint
 from .ema import EmaCallback
 from .folder import FolderCallback, RunFolder, check_name_is_free
 from .guard import NonFiniteGuard
 from .history import HistoryCallback
 from .networks import build_network, describe_network
-from .recipes import CHANGEABLE, changed_keys, check_ranges
+from .recipes import CHANGEABLE, changed_keys
 from .stopping import RunInterrupted, StoppingCallback
 from .timing import DataWaitCallback
 from .trainer import build_trainer, quiet_lightning
@@ -122,6 +123,7 @@ def fit(
             if stopping.stopped_by is None:
                 raise
         finally:
+            files.release()
             plan.data.teardown()  # Lightning leaves the loader processes alone when a run does not end by itself
     scored = checkpoints.best_epoch >= 0
     return RunResult(
@@ -153,7 +155,7 @@ def make_plan(recipe: Recipe | None, checkpoint: Path | None) -> Plan:
     if state is not None:
         recipe = recipe or state.recipe
     assert recipe is not None, "a recipe or a checkpoint is given"
-    check_ranges(recipe)
+    check_recipe(recipe, initial_weights=state is None)
     if state is None:
         check_name_is_free(recipe)
     data = load_data(recipe)
@@ -178,8 +180,7 @@ def load_data(recipe: Recipe) -> ClassificationDataModule:
     """List the images of a recipe, normalised as its model expects."""
     data = ClassificationDataModule(recipe.data, seed=recipe.train.seed)
     pretrained_cfg = timm.get_pretrained_cfg(recipe.model.name)
-    if pretrained_cfg is None:
-        raise ValueError(f"model.name must be a timm model, got {recipe.model.name!r}")
+    assert pretrained_cfg is not None, "check_recipe has found the model"
     data.resolve_preprocessing(pretrained_cfg.to_dict())
     data.setup("fit")
     if data.num_val == 0:
@@ -212,7 +213,11 @@ def check_same_run(state: RunState, recipe: Recipe, data: ClassificationDataModu
         )
     epochs = total_epochs(recipe.optim, recipe.train.epochs)
     if state.epoch >= epochs:
-        raise ValueError(f"the run is finished: {state.epoch} of {epochs} epochs; raise train.epochs to train on")
+        raise ValueError(
+            f"the run has already done {state.epoch} epochs of {epochs} asked for; raise train.epochs to train on"
+        )
     limit = recipe.train.max_steps
     if limit is not None and state.updates >= limit:
-        raise ValueError(f"the run is finished: {state.updates} of {limit} updates; raise train.max_steps to train on")
+        raise ValueError(
+            f"the run has already done {state.updates} updates of {limit} asked for; raise train.max_steps to train on"
+        )

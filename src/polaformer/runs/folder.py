@@ -12,10 +12,12 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import filelock
 import pytorch_lightning as pl
 import torch
 
 import polaformer
+from polaformer.models.atomic import write_text
 from polaformer.recipe import Recipe
 
 from .recipes import write_recipe
@@ -76,13 +78,16 @@ class RunFolder:
 
 
 def check_name_is_free(recipe: Recipe) -> None:
-    """Raise ValueError when the recipe names a run folder that exists already and holds something."""
-    if recipe.run.name is None:
+    """Raise ValueError when run.name is no name of a folder, or of one that exists already and holds something."""
+    name = recipe.run.name
+    if name is None:
         return
-    path = Path(recipe.run.dir) / recipe.run.name
+    if name in ("", ".", "..") or any(separator in name for separator in "/\\\0"):
+        raise ValueError(f"run.name must be the name of a folder in run.dir, without a path, got {name!r}")
+    path = Path(recipe.run.dir) / name
     if path.exists() and any(path.iterdir()):
         raise ValueError(
-            f"run.name must be new in {recipe.run.dir}, got {recipe.run.name!r}: {path} exists; "
+            f"run.name must be new in {recipe.run.dir}, got {name!r}: {path} exists; "
             f"resume it with --resume {path}, or choose another name"
         )
 
@@ -129,8 +134,8 @@ def write_origin(folder: RunFolder, recipe: Recipe, class_names: Sequence[str]) 
         class_names: in the order of the network's outputs.
     """
     write_recipe(folder.recipe, recipe)
-    folder.versions.write_text(json.dumps(describe_origin(recipe.train.seed), indent=2) + "\n", encoding="utf-8")
-    folder.classes.write_text("".join(f"{name}\n" for name in class_names), encoding="utf-8")
+    write_text(folder.versions, json.dumps(describe_origin(recipe.train.seed), indent=2) + "\n")
+    write_text(folder.classes, "".join(f"{name}\n" for name in class_names))
 
 
 def describe_origin(seed: int) -> dict[str, Any]:
@@ -169,7 +174,7 @@ def git_state(folder: Path) -> dict[str, Any] | None:
 
 
 class FolderCallback(pl.Callback):
-    """Makes the run folder on the first process and tells the others where it is.
+    """Makes the run folder on the first process, keeps other runs out of it, and tells the other processes where it is.
 
     Args:
         recipe: the resolved recipe.
@@ -181,6 +186,7 @@ class FolderCallback(pl.Callback):
         self._recipe = recipe
         self._class_names = class_names
         self._folder = existing
+        self._lock: filelock.FileLock | None = None
 
     @property
     def folder(self) -> RunFolder:
@@ -189,12 +195,45 @@ class FolderCallback(pl.Callback):
         return self._folder
 
     def setup(self, trainer: pl.Trainer, pl_module: pl.LightningModule, stage: str) -> None:
-        """Lightning's hook, before anything else of the run."""
-        if self._folder is None:
-            # Processes that Lightning or torchrun started know nothing of one another until now.
-            path = str(create_folder(self._recipe).path) if trainer.is_global_zero else ""
-            self._folder = RunFolder(Path(trainer.strategy.broadcast(path)))
-        if trainer.is_global_zero:
-            for leftover in self._folder.path.glob(".*.tmp"):  # of a session that was killed while it wrote
+        """Lightning's hook, before anything else of the run.
+
+        Raises:
+            ValueError: the folder cannot be made, or another process is training in it; on all processes alike.
+        """
+        problem, path = self._open() if trainer.is_global_zero else ("", "")
+        # Processes that Lightning or torchrun started know nothing of one another until now.
+        problem, path = trainer.strategy.broadcast((problem, path))
+        if problem:
+            raise ValueError(problem)
+        self._folder = RunFolder(Path(path))
+
+    def _open(self) -> tuple[str, str]:
+        """Make or lock the folder and write what is known at the start; returns what is wrong, and the folder."""
+        try:
+            folder = self._folder or create_folder(self._recipe)
+            self._lock = lock_folder(folder)
+            for leftover in folder.path.glob(".*.tmp"):  # of a session that was killed while it wrote
                 leftover.unlink()
-            write_origin(self._folder, self._recipe, self._class_names)
+            write_origin(folder, self._recipe, self._class_names)
+        except (ValueError, OSError) as error:
+            return str(error), ""
+        return "", str(folder.path)
+
+    def release(self) -> None:
+        """Let other processes train in the folder."""
+        if self._lock is not None:
+            self._lock.release()
+
+
+def lock_folder(folder: RunFolder) -> filelock.FileLock:
+    """Lock a run folder for this process; the system lets go of it when the process ends, however it ends.
+
+    Raises:
+        ValueError: another process holds the lock.
+    """
+    lock = filelock.FileLock(folder.path / ".lock", timeout=0)
+    try:
+        lock.acquire()
+    except filelock.Timeout:
+        raise ValueError(f"the run in {folder.path} is in progress: another process is training in it") from None
+    return lock

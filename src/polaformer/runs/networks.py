@@ -18,6 +18,41 @@ from polaformer.recipe import ModelConfig
 from .checkpoints import STATE_KEY, RunState, read_checkpoint
 from .folder import RunFolder
 
+OF_OTHER_KEYS = {
+    "num_classes": "the number of class folders",
+    "in_chans": "data.in_chans",
+    "features_only": "false for a classifier",
+    "pretrained": "model.pretrained",
+    "checkpoint_path": "model.checkpoint",
+    "drop_path_rate": "model.drop_path_rate",
+}
+"""Constructor arguments that model.args may not hold, and what says them instead."""
+
+
+def probe_network(config: ModelConfig, in_chans: int = 3) -> nn.Module:
+    """Build a recipe's network without memory for its weights, to see whether that can be done.
+
+    Args:
+        config: the recipe's model section.
+        in_chans: channels of the images.
+
+    Returns:
+        The network on the meta device, with its own number of classes.
+
+    Raises:
+        ValueError: there is no such model, or it does not take `model.args`.
+    """
+    for key in OF_OTHER_KEYS.keys() & config.args.keys():
+        raise ValueError(f"model.args must not hold {key}, which is {OF_OTHER_KEYS[key]}, got {config.args}")
+    if not timm.is_model(config.name):
+        raise ValueError(f"model.name must be a timm model, got {config.name!r}")
+    try:
+        with torch.device("meta"):
+            return timm.create_model(config.name, in_chans=in_chans, **config.args)
+    except Exception as error:  # a model may stumble over a wrong argument anywhere
+        reason = " ".join(str(error).split()) or type(error).__name__
+        raise ValueError(f"model.args must be arguments of {config.name}, got {config.args}: {reason}") from error
+
 
 def describe_network(config: ModelConfig, data: ClassificationDataModule) -> WeightsInfo:
     """Collect what a weights file says about a network and its images.
@@ -33,13 +68,8 @@ def describe_network(config: ModelConfig, data: ClassificationDataModule) -> Wei
     Raises:
         ValueError: the model does not take `model.args`.
     """
-    try:
-        with torch.device("meta"):
-            probe = timm.create_model(config.name, **config.args)
-    except TypeError as error:
-        raise ValueError(f"model.args must be arguments of {config.name}, got {config.args}: {error}") from error
     arguments: dict[str, Any] = dict(config.args)
-    if hasattr(probe, "set_input_size"):
+    if hasattr(probe_network(config, data.preprocessing.in_chans), "set_input_size"):
         arguments.setdefault("img_size", data.preprocessing.img_size)
     preprocessing = data.preprocessing
     return WeightsInfo(
@@ -68,11 +98,9 @@ def build_network(config: ModelConfig, info: WeightsInfo, *, initial_weights: bo
         The network, in training mode.
 
     Raises:
-        ValueError: a checkpoint and published weights are both asked for, or the checkpoint does not fit.
+        ValueError: the checkpoint does not fit.
         FileNotFoundError: there is no such checkpoint.
     """
-    if config.checkpoint and config.pretrained:
-        raise ValueError("model.checkpoint and model.pretrained must not both be given")
     model: Any = timm.create_model(
         config.name,
         pretrained=config.pretrained and initial_weights,
@@ -105,8 +133,15 @@ def load_classifier(checkpoint: str | Path) -> tuple[nn.Module, WeightsInfo]:
     path = Path(checkpoint)
     if path.is_dir():
         path = RunFolder(path).best_weights
-    if path.suffix != ".ckpt":
+        if not path.is_file():
+            raise FileNotFoundError(f"checkpoint must be a run folder with best.safetensors in it, got {checkpoint}")
+    if path.suffix == ".safetensors":
         return load_weights(path)
+    if path.suffix != ".ckpt":
+        raise ValueError(
+            f"checkpoint must be a run folder, or a .safetensors or .ckpt file of one, got {path}; other weights can be "
+            "what a run starts from (model.checkpoint)"
+        )
     content = read_checkpoint(path)
     state = RunState.from_dict(content[STATE_KEY])
     model = timm.create_model(

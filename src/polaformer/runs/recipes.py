@@ -8,6 +8,7 @@ from typing import Any
 
 import yaml
 
+from polaformer.models.atomic import write_text
 from polaformer.recipe import Recipe
 
 CHANGEABLE = (
@@ -23,35 +24,6 @@ CHANGEABLE = (
     "run.name",
 )
 """Keys a resumed run may change: how long, on what machine and where, not what is computed."""
-
-SMALLEST = {
-    "data.batch_size": 1,
-    "data.num_workers": 0,
-    "optim.weight_decay": 0,
-    "optim.clip_grad": 0,
-    "optim.warmup_epochs": 0,
-    "optim.warmup_lr": 0,
-    "optim.min_lr": 0,
-    "optim.cooldown_epochs": 0,
-    "train.epochs": 1,
-    "train.max_steps": 1,
-    "train.seed": 0,
-    "train.accumulate": 1,
-    "train.mixup": 0,
-    "train.cutmix": 0,
-    "train.smoothing": 0,
-    "train.checkpoint_every": 1,
-}
-"""Keys with a smallest value; null is none of theirs."""
-
-
-def check_ranges(recipe: Recipe) -> None:
-    """Raise ValueError for the first key below its smallest value, or not a number."""
-    for key, smallest in SMALLEST.items():
-        section, _, name = key.partition(".")
-        value = getattr(getattr(recipe, section), name)
-        if value is not None and not value >= smallest:
-            raise ValueError(f"{key} must be at least {smallest}, got {value}")
 
 
 def recipe_to_dict(recipe: Recipe) -> dict[str, dict[str, Any]]:
@@ -81,17 +53,23 @@ def recipe_from_dict(values: dict[str, dict[str, Any]]) -> Recipe:
 
 
 def write_recipe(path: Path, recipe: Recipe) -> None:
-    """Write a recipe as YAML, every key with its value."""
-    path.write_text(yaml.safe_dump(recipe_to_dict(recipe), sort_keys=False, allow_unicode=True), encoding="utf-8")
+    """Write a recipe as YAML, every key with its value; whatever happens, the file is whole."""
+    write_text(path, yaml.safe_dump(recipe_to_dict(recipe), sort_keys=False, allow_unicode=True))
 
 
 def read_recipe(path: Path) -> Recipe:
     """Read a recipe file that `write_recipe` wrote.
 
     Raises:
-        ValueError: a section or key is unknown.
+        ValueError: the file is no recipe, or a section or key is unknown.
     """
-    return recipe_from_dict(yaml.safe_load(path.read_text(encoding="utf-8")))
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (yaml.YAMLError, UnicodeDecodeError):
+        values = None
+    if not isinstance(values, dict) or not all(isinstance(keys, dict) for keys in values.values()):
+        raise ValueError(f"{path} must be a recipe with sections of keys, but it is empty or damaged")
+    return recipe_from_dict(values)
 
 
 def changed_keys(old: Recipe, new: Recipe) -> list[tuple[str, Any, Any]]:

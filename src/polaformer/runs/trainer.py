@@ -37,6 +37,15 @@ OTHERS_NOISE = (
 """Warnings of Lightning and torch that tell a user of these commands nothing."""
 
 
+class ProgressBar(TQDMProgressBar):
+    """Lightning's bar, with epochs counted from 1 as everywhere else in a run."""
+
+    def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
+        """Lightning's hook."""
+        super().on_train_epoch_start(trainer)
+        self.train_progress_bar.set_description(f"Epoch {trainer.current_epoch + 1} of {trainer.max_epochs}")
+
+
 def build_trainer(
     train: TrainConfig,
     *,
@@ -58,9 +67,14 @@ def build_trainer(
         A Trainer that logs nowhere and saves nothing by itself.
 
     Raises:
-        ValueError: precision 16 without a GPU.
+        ValueError: the machine lacks what is asked for, or precision 16 is asked for without a GPU.
     """
-    bar = [TQDMProgressBar(refresh_rate=5)] if progress else []
+    bar = [ProgressBar(refresh_rate=5)] if progress else []
+    machine = processes(train.devices)
+    if train.accelerator == "gpu" and not torch.cuda.is_available() and not torch.backends.mps.is_available():
+        raise ValueError("train.accelerator must be cpu or auto on this machine, got gpu: torch finds none")
+    if isinstance(machine["devices"], list) and (train.accelerator == "cpu" or not torch.cuda.is_available()):
+        raise ValueError(f"train.devices must be auto or a number of processes without a GPU, got {train.devices!r}")
     trainer = pl.Trainer(
         accelerator=train.accelerator,
         strategy=train.strategy,
@@ -78,7 +92,7 @@ def build_trainer(
         enable_progress_bar=progress,
         num_sanity_val_steps=0,
         use_distributed_sampler=False,  # the data module's samplers know the processes
-        **processes(train.devices),
+        **machine,
     )
     if trainer.precision != PRECISIONS[train.precision]:
         raise ValueError(f"train.precision must be 32, 64 or bf16 without a GPU, got {train.precision}")
@@ -90,14 +104,22 @@ def processes(devices: str) -> dict[str, Any]:
 
     Args:
         devices: 'auto', a number of processes, or a list of GPU ids such as '[0, 2]' or '0,2'.
+
+    Raises:
+        ValueError: devices is none of these.
     """
     if "TORCHELASTIC_RUN_ID" in os.environ:
         local = int(os.environ["LOCAL_WORLD_SIZE"])
         return {"devices": local, "num_nodes": int(os.environ["WORLD_SIZE"]) // local}
-    text = devices.strip("[] ")
-    if "," in text or devices.startswith("["):
-        return {"devices": [int(number) for number in text.split(",") if number.strip()], "num_nodes": 1}
-    return {"devices": int(text) if text.isdigit() else text, "num_nodes": 1}
+    wanted = devices.strip()
+    if wanted == "auto" or (wanted.isdecimal() and int(wanted) > 0):
+        return {"devices": int(wanted) if wanted.isdecimal() else wanted, "num_nodes": 1}
+    numbers = [number.strip() for number in wanted.removeprefix("[").removesuffix("]").split(",")]
+    if wanted.isdecimal() or not all(map(str.isdecimal, numbers)) or len(set(numbers)) < len(numbers):
+        raise ValueError(
+            f"train.devices must be auto, a number of processes, or a list of GPUs such as [0, 2], got {devices!r}"
+        )
+    return {"devices": [int(number) for number in numbers], "num_nodes": 1}
 
 
 @contextmanager
