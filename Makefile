@@ -9,13 +9,15 @@ INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c c
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
-# Installed again when the dependency lists change.
-$(VENV)/.train: $(BIN)/python pyproject.toml constraints.txt
+# Installed again when the dependency lists or the C++ kernel change.
+SOURCES := pyproject.toml setup.py constraints.txt $(wildcard src/polaformer/ops/native/*.cpp src/polaformer/ops/native/*.h)
+
+$(VENV)/.train: $(BIN)/python $(SOURCES)
 	@echo "Installing polaformer and what training needs into $(VENV) (PyTorch is large: some minutes) ..."
 	$(INSTALL) -e ".[train]"
 	@touch $@
 
-$(VENV)/.dev: $(BIN)/python pyproject.toml constraints.txt
+$(VENV)/.dev: $(BIN)/python $(SOURCES)
 	@echo "Installing polaformer and what its tests need into $(VENV) (PyTorch is large: some minutes) ..."
 	$(INSTALL) -e ".[dev]"
 	@touch $@ $(VENV)/.train

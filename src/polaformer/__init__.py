@@ -7,6 +7,8 @@ from .models import WeightsInfo as WeightsInfo
 from .models import load_checkpoint as load_checkpoint
 from .models import load_weights as load_weights
 from .models import save_weights as save_weights
+from .ops import BackendStatus as BackendStatus
+from .ops import list_backends as list_backends
 from .ops import pola_attention as pola_attention
 
 __version__ = "0.1.0"

@@ -1,3 +1,5 @@
 """Polarity-aware linear attention as an operator."""
 
 from .api import pola_attention as pola_attention
+from .backends import BackendStatus as BackendStatus
+from .backends import list_backends as list_backends

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.autograd import forward_ad
 
-from .backends import resolve_backend
+from .backends import check_backend, resolve_backend
 from .validation import check_inputs
 
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor power"
@@ -36,9 +36,9 @@ def _forward(
     eps: float = 1e-6,
     backend: str = "auto",
 ) -> Tensor:
-    implementation = resolve_backend(backend)
+    check_backend(backend)
     check_inputs(q, k, v, power, key_padding_mask, eps)
-    return implementation.forward(q, k, v, power, key_padding_mask, eps)
+    return resolve_backend(backend, q, k, v, power).forward(q, k, v, power, key_padding_mask, eps)
 
 
 @torch.library.register_fake(FORWARD)
@@ -51,7 +51,7 @@ def _forward_fake(
     eps: float = 1e-6,
     backend: str = "auto",
 ) -> Tensor:
-    resolve_backend(backend)
+    check_backend(backend)
     check_inputs(q, k, v, power, key_padding_mask, eps)
     return v.new_empty((q.shape[0], q.shape[1], q.shape[2], v.shape[3]))
 
@@ -67,7 +67,7 @@ def _backward(
     eps: float = 1e-6,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return resolve_backend(backend).backward(grad, q, k, v, power, key_padding_mask, eps)
+    return resolve_backend(backend, q, k, v, power).backward(grad, q, k, v, power, key_padding_mask, eps)
 
 
 @torch.library.register_fake(BACKWARD)

@@ -1,0 +1,151 @@
+// One head: its exponents and state, and the features of its keys and queries.
+//
+// Exponents are base 2. The largest |k| of each channel is taken over the tiles seen so far; when it grows, the sums so far are
+// brought to the new scale. So keys are read once, and parts of a head that were summed apart can be added.
+
+namespace POLA_TARGET {
+
+template <class T>
+struct Head {
+    T *power, *largest, *log_largest;  // (d)
+    T *state, *sums;                   // (f, e) [A; B], (f) the same of ones
+    T *count;                          // (1) valid keys
+
+    Head(Allocator<T>& take, const Sizes<T>& s)
+        : power(take(s.d)), largest(take(s.d)), log_largest(take(s.d)), state(take(s.f * s.e)), sums(take(s.f)), count(take(1)) {}
+
+    void start(const Problem& p, const Sizes<T>& s, Place at) {
+        read_row(p.power, at.batch, at.head, 0, s.channels, power);
+        fill(power + s.channels, s.d - s.channels, T(1));
+        fill(largest, s.d, T(0));
+        fill(log_largest, s.d, T(0));
+        fill(state, s.f * s.e, T(0));
+        fill(sums, s.f, T(0));
+        *count = 0;
+    }
+
+    // Raise the channels' maxima to those of `other`, where they are larger, and bring the sums to that scale.
+    void raise(const Sizes<T>& s, const T* other) {
+        constexpr int lanes = Lanes<T>::count;
+        for (int64_t c = 0; c < s.d; c += lanes) {
+            const Vector<T> before = load(largest + c), after = larger<T>(before, load(other + c));
+            const Vector<T> factors = exp2(load(power + c) * (log2(before) - log2(after)));
+            store<T>(largest + c, after);
+            for (int i = 0; i < lanes; ++i) {
+                if (after[i] == before[i]) continue;
+                scale(s, c + i, factors[i]);
+                scale(s, s.d + c + i, factors[i]);
+            }
+        }
+    }
+
+    void scale(const Sizes<T>& s, int64_t row, T factor) {
+        for (int64_t j = 0; j < s.e; ++j) state[row * s.e + j] *= factor;
+        sums[row] *= factor;
+    }
+
+    // Add a part of the same head.
+    void add(const Sizes<T>& s, Head& other) {
+        raise(s, other.largest);
+        other.raise(s, largest);
+        for (int64_t i = 0; i < s.f * s.e; ++i) state[i] += other.state[i];
+        for (int64_t i = 0; i < s.f; ++i) sums[i] += other.sums[i];
+        *count += *other.count;
+    }
+
+    // A channel of zeros gets 0, so that its keys' exponents stay -inf, and not NaN.
+    void take_logs(const Sizes<T>& s) {
+        for (int64_t c = 0; c < s.d; c += Lanes<T>::count) {
+            const Vector<T> most = load(largest + c);
+            store<T>(log_largest + c, most == T(0) ? Vector<T>{} : log2(most));
+        }
+    }
+};
+
+// [[A1, A2], [B1, B2]] to [[A1, B2], [B1, A2]]; its own inverse.
+template <class T>
+void cross(const Sizes<T>& s, T* state) {
+    for (int64_t c = 0; c < s.d; ++c) {
+        T *upper = state + c * s.e, *lower = upper + s.d * s.e;
+        for (int64_t j = s.cut; j < s.e; ++j) {
+            const T kept = upper[j];
+            upper[j] = lower[j], lower[j] = kept;
+        }
+    }
+}
+
+// The comparisons keep a NaN in both halves; where x is 0 the feature is 0 already.
+template <class T>
+inline Vector<T> positive_half(Vector<T> x, Vector<T> feature) {
+    return x < T(0) ? Vector<T>{} : feature;
+}
+
+template <class T>
+inline Vector<T> negative_half(Vector<T> x, Vector<T> feature) {
+    return x > T(0) ? Vector<T>{} : feature;
+}
+
+// Features of a tile of keys; adds them to `sums` unless it is null.
+template <class T>
+void key_features(const Sizes<T>& s, const Head<T>& head, Tile<T>& tile, T* sums) {
+    for (int64_t c = 0; c < s.d; c += Lanes<T>::count) {
+        const Vector<T> power = load(head.power + c), most = load(head.log_largest + c);
+        Vector<T> sum_a = {}, sum_b = {};
+        for (int64_t i = 0; i < tile.rows; ++i) {
+            const Vector<T> x = load(tile.x + i * s.d + c), log = log2(magnitude<T>(x));
+            const Vector<T> feature = exp2(power * (log - most));
+            const Vector<T> a = positive_half<T>(x, feature), b = negative_half<T>(x, feature);
+            store<T>(tile.logs + i * s.d + c, log);
+            store<T>(tile.features + i * s.row + c, a);
+            store<T>(tile.features + i * s.row + s.d + c, b);
+            sum_a += a, sum_b += b;
+        }
+        if (!sums) continue;
+        store<T>(sums + c, load(sums + c) + sum_a);
+        store<T>(sums + s.d + c, load(sums + s.d + c) + sum_b);
+    }
+}
+
+// Features of a tile of queries, and for each query the reciprocals of its denominators, 0 for a stream without weights.
+template <class T>
+void query_features(const Sizes<T>& s, const Head<T>& head, double eps, Tile<T>& tile) {
+    constexpr int lanes = Lanes<T>::count;
+    constexpr T bound = sizeof(T) == 4 ? 80 * M_LOG2E : 600 * M_LOG2E;
+    const T log_eps = std::log2(eps);
+    for (int64_t i = 0; i < tile.rows; ++i) {
+        T *x = tile.x + i * s.d, *logs = tile.logs + i * s.d, *features = tile.features + i * s.row;
+        Vector<T> most = all<T>(-INFINITY), same = {}, opposite = {};
+        for (int64_t c = 0; c < s.d; c += lanes) {
+            const Vector<T> log = log2(magnitude<T>(load(x + c)));
+            // A channel in which every key is 0 sets no query's scale.
+            const Vector<T> exponent = load(head.power + c) * (log + load(head.log_largest + c));
+            most = larger<T>(most, load(head.largest + c) == T(0) ? all<T>(-INFINITY) : exponent);
+            store<T>(logs + c, log);
+        }
+        const T maximum = largest<T>(most);
+        tile.maxima[i] = maximum == -INFINITY ? 0 : maximum;
+        for (int64_t c = 0; c < s.d; c += lanes) {
+            const Vector<T> exponent = load(head.power + c) * (load(logs + c) + load(head.log_largest + c));
+            const Vector<T> feature =
+                load(head.largest + c) == T(0) ? Vector<T>{} : exp2(exponent - tile.maxima[i]);
+            const Vector<T> a = positive_half<T>(load(x + c), feature), b = negative_half<T>(load(x + c), feature);
+            const Vector<T> sum_a = load(head.sums + c), sum_b = load(head.sums + s.d + c);
+            store<T>(features + c, a);
+            store<T>(features + s.d + c, b);
+            same += a * sum_a + b * sum_b, opposite += a * sum_b + b * sum_a;
+        }
+        tile.same[i] = sum<T>(same), tile.opposite[i] = sum<T>(opposite);
+    }
+    const T count = *head.count > 1 ? *head.count : 1;
+    for (int64_t i = 0; i < TILE; i += lanes) {
+        Vector<T> exponent = log_eps - load(tile.maxima + i);
+        exponent = exponent > bound ? all<T>(bound) : exponent < -bound ? all<T>(-bound) : exponent;
+        const Vector<T> scaled_eps = count * exp2(exponent);
+        for (T* weights : {tile.same + i, tile.opposite + i}) {
+            const Vector<T> weight = load(weights);
+            store<T>(weights, weight == T(0) ? Vector<T>{} : T(1) / (weight + scaled_eps));
+        }
+    }
+}
+
+}  // namespace POLA_TARGET
