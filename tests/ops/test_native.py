@@ -154,3 +154,33 @@ def test_dtypes_that_the_kernel_lacks_go_to_another_backend():
     with pytest.raises(ValueError, match="v must be float32, bfloat16, float16 or float64"):
         pola_attention(q, k, small, power, backend="native")
     assert pola_attention(q, k, small, power).dtype is torch.float8_e4m3fn
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32], ids=["fp64", "fp32"])
+@pytest.mark.parametrize("instructions", native.load_library().instruction_sets if not native.unusable_reason() else [])
+@pytest.mark.parametrize(
+    "shape", [(2, 3, 61, 47, 13, 37), (3, 1, 1, 64, 5, 1), (1, 2, 64, 1, 33, 3), (1, 1, 7, 5, 3, 97)]
+)
+def test_both_orders_of_the_products_agree(shape, instructions, dtype, monkeypatch):
+    library = native.load_library()
+    monkeypatch.setattr(library, "place", library.instruction_sets.index(instructions))
+    inputs = make_inputs(*shape, dtype=dtype)
+    results = {}
+    for order in ("linear", "quadratic"):
+        monkeypatch.setattr(library, "order", order)
+        results[order] = both_passes(*inputs)
+    limit = 1e-12 if dtype is torch.float64 else 1e-5
+    assert not torch.equal(results["linear"][0], results["quadratic"][0])
+    for x, y in zip(*results.values()):
+        # With one key the gradients of q and k are what cancellation leaves: compare with the size of their terms.
+        torch.testing.assert_close(x, y, rtol=0, atol=limit * max(1.0, y.abs().max().item()))
+
+
+def test_a_library_of_another_version_is_refused(monkeypatch):
+    monkeypatch.setattr(native, "_PROBLEM_WORDS", 3)
+    native.load_library.cache_clear()
+    try:
+        with pytest.raises(OSError, match="was built from another version of polaformer; install polaformer again"):
+            native.load_library()
+    finally:
+        native.load_library.cache_clear()

@@ -14,14 +14,18 @@ import torch
 from torch import Tensor
 
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
+_ORDERS = {"cheaper": 0, "linear": 1, "quadratic": 2}
 _ABSENT = (0,) * 6
+_PROBLEM_WORDS = 9 + 11 * len(_ABSENT)
 
 
 class _Library:
-    """The loaded library and the instruction set that it uses here."""
+    """The loaded library, and which of its instruction sets and orders of products it uses."""
 
     def __init__(self, path: Path) -> None:
         library = ctypes.CDLL(str(path))
+        if library.pola_problem_words() != _PROBLEM_WORDS:
+            raise OSError(f"{path.name} was built from another version of polaformer; install polaformer again")
         self.forward, self.backward = library.pola_forward, library.pola_backward
         for function in (self.forward, self.backward):
             function.restype = ctypes.c_int64
@@ -35,6 +39,7 @@ class _Library:
             names.append(name.decode())
         self.instruction_sets: tuple[str, ...] = tuple(names)
         self.place = 0
+        self.order = "cheaper"
 
 
 def _openmp_of_torch() -> int | None:
@@ -106,9 +111,11 @@ def _run(
     function: ctypes._CFuncPtr, q: Tensor, v: Tensor, double: bool, views: list[int], eps: float, keys: int
 ) -> None:
     batch, heads, queries, channels = q.shape
-    words = [batch, heads, queries, keys, channels, v.shape[3], torch.get_num_threads(), double, *views]
+    library = load_library()
+    sizes = (batch, heads, queries, keys, channels, v.shape[3])
+    words = [*sizes, torch.get_num_threads(), double, _ORDERS[library.order], *views]
     problem = (ctypes.c_int64 * len(words))(*words)
-    place = load_library().place
+    place = library.place
     # From torch's allocator, so that its memory counts where torch's memory is counted.
     workspace = torch.empty(function(problem, eps, None, place) + 64, dtype=torch.uint8)
     function(problem, eps, -(-workspace.data_ptr() // 64) * 64, place)

@@ -1,27 +1,49 @@
-// One head: its exponents and state, and the features of its keys and queries.
+// One head: its exponents, its state, and the features of its keys and queries.
 //
 // Exponents are base 2. The largest |k| of each channel is taken over the tiles seen so far; when it grows, the sums so far are
 // brought to the new scale. So keys are read once, and parts of a head that were summed apart can be added.
 
 namespace POLA_TARGET {
 
+// What the features of all keys of a head share.
 template <class T>
-struct Head {
+struct Scale {
     T *power, *largest, *log_largest;  // (d)
-    T *state, *sums;                   // (f, e) [A; B], (f) the same of ones
     T *count;                          // (1) valid keys
 
-    Head(Allocator<T>& take, const Sizes<T>& s)
-        : power(take(s.d)), largest(take(s.d)), log_largest(take(s.d)), state(take(s.f * s.e)), sums(take(s.f)), count(take(1)) {}
+    Scale(Allocator<T>& take, const Sizes<T>& s)
+        : power(take(s.d)), largest(take(s.d)), log_largest(take(s.d)), count(take(1)) {}
 
     void start(const Problem& p, const Sizes<T>& s, Place at) {
         read_row(p.power, at.batch, at.head, 0, s.channels, power);
         fill(power + s.channels, s.d - s.channels, T(1));
         fill(largest, s.d, T(0));
         fill(log_largest, s.d, T(0));
+        *count = 0;
+    }
+
+    // A channel of zeros gets 0, so that its keys' exponents stay -inf, and not NaN.
+    void take_logs(const Sizes<T>& s) {
+        for (int64_t c = 0; c < s.d; c += Lanes<T>::count) {
+            const Vector<T> most = load(largest + c);
+            store<T>(log_largest + c, most == T(0) ? Vector<T>{} : log2(most));
+        }
+    }
+};
+
+template <class T>
+struct Head : Scale<T> {
+    using Scale<T>::power;
+    using Scale<T>::largest;
+    using Scale<T>::count;
+    T *state, *sums;  // (f, e) [A; B], (f) the same of ones
+
+    Head(Allocator<T>& take, const Sizes<T>& s) : Scale<T>(take, s), state(take(s.f * s.e)), sums(take(s.f)) {}
+
+    void start(const Problem& p, const Sizes<T>& s, Place at) {
+        Scale<T>::start(p, s, at);
         fill(state, s.f * s.e, T(0));
         fill(sums, s.f, T(0));
-        *count = 0;
     }
 
     // Raise the channels' maxima to those of `other`, where they are larger, and bring the sums to that scale.
@@ -52,14 +74,6 @@ struct Head {
         for (int64_t i = 0; i < s.f; ++i) sums[i] += other.sums[i];
         *count += *other.count;
     }
-
-    // A channel of zeros gets 0, so that its keys' exponents stay -inf, and not NaN.
-    void take_logs(const Sizes<T>& s) {
-        for (int64_t c = 0; c < s.d; c += Lanes<T>::count) {
-            const Vector<T> most = load(largest + c);
-            store<T>(log_largest + c, most == T(0) ? Vector<T>{} : log2(most));
-        }
-    }
 };
 
 // [[A1, A2], [B1, B2]] to [[A1, B2], [B1, A2]]; its own inverse.
@@ -87,7 +101,7 @@ inline Vector<T> negative_half(Vector<T> x, Vector<T> feature) {
 
 // Features of a tile of keys; adds them to `sums` unless it is null.
 template <class T>
-void key_features(const Sizes<T>& s, const Head<T>& head, Tile<T>& tile, T* sums) {
+void key_features(const Sizes<T>& s, const Scale<T>& head, Tile<T>& tile, T* sums) {
     for (int64_t c = 0; c < s.d; c += Lanes<T>::count) {
         const Vector<T> power = load(head.power + c), most = load(head.log_largest + c);
         Vector<T> sum_a = {}, sum_b = {};
@@ -106,12 +120,10 @@ void key_features(const Sizes<T>& s, const Head<T>& head, Tile<T>& tile, T* sums
     }
 }
 
-// Features of a tile of queries, and for each query the reciprocals of its denominators, 0 for a stream without weights.
-template <class T>
-void query_features(const Sizes<T>& s, const Head<T>& head, double eps, Tile<T>& tile) {
+// Features of a tile of queries; if they meet the keys through the head's sums, each query's sums of weights too.
+template <bool with_sums, class T, class Keys>
+void query_features(const Sizes<T>& s, const Keys& head, Tile<T>& tile) {
     constexpr int lanes = Lanes<T>::count;
-    constexpr T bound = sizeof(T) == 4 ? 80 * M_LOG2E : 600 * M_LOG2E;
-    const T log_eps = std::log2(eps);
     for (int64_t i = 0; i < tile.rows; ++i) {
         T *x = tile.x + i * s.d, *logs = tile.logs + i * s.d, *features = tile.features + i * s.row;
         Vector<T> most = all<T>(-INFINITY), same = {}, opposite = {};
@@ -129,14 +141,23 @@ void query_features(const Sizes<T>& s, const Head<T>& head, double eps, Tile<T>&
             const Vector<T> feature =
                 load(head.largest + c) == T(0) ? Vector<T>{} : exp2(exponent - tile.maxima[i]);
             const Vector<T> a = positive_half<T>(load(x + c), feature), b = negative_half<T>(load(x + c), feature);
-            const Vector<T> sum_a = load(head.sums + c), sum_b = load(head.sums + s.d + c);
             store<T>(features + c, a);
             store<T>(features + s.d + c, b);
-            same += a * sum_a + b * sum_b, opposite += a * sum_b + b * sum_a;
+            if constexpr (with_sums) {
+                const Vector<T> sum_a = load(head.sums + c), sum_b = load(head.sums + s.d + c);
+                same += a * sum_a + b * sum_b, opposite += a * sum_b + b * sum_a;
+            }
         }
-        tile.same[i] = sum<T>(same), tile.opposite[i] = sum<T>(opposite);
+        if constexpr (with_sums) tile.same[i] = sum<T>(same), tile.opposite[i] = sum<T>(opposite);
     }
-    const T count = *head.count > 1 ? *head.count : 1;
+}
+
+// The queries' sums of weights to the reciprocals of their denominators, 0 for a stream without weights.
+template <class T>
+void invert_denominators(const Scale<T>& head, double eps, Tile<T>& tile) {
+    constexpr int lanes = Lanes<T>::count;
+    constexpr T bound = sizeof(T) == 4 ? 80 * M_LOG2E : 600 * M_LOG2E;
+    const T log_eps = std::log2(eps), count = *head.count > 1 ? *head.count : 1;
     for (int64_t i = 0; i < TILE; i += lanes) {
         Vector<T> exponent = log_eps - load(tile.maxima + i);
         exponent = exponent > bound ? all<T>(bound) : exponent < -bound ? all<T>(-bound) : exponent;

@@ -2,19 +2,31 @@
 
 namespace POLA_TARGET {
 
+// The largest |k| of each channel in a tile.
+template <class T>
+void channel_maxima(const Sizes<T>& s, const Tile<T>& tile, T* to) {
+    for (int64_t c = 0; c < s.d; c += Lanes<T>::count) {
+        Vector<T> most = {};
+        for (int64_t i = 0; i < tile.count; ++i) most = larger<T>(most, magnitude<T>(load(tile.x + i * s.d + c)));
+        store<T>(to + c, most);
+    }
+}
+
+inline int64_t valid(const Problem& p, Place at, Range keys) {
+    if (!p.mask.data) return keys.end - keys.begin;
+    int64_t count = 0;
+    for (int64_t j = keys.begin; j < keys.end; ++j) count += !is_ignored(p, at.batch, j);
+    return count;
+}
+
 // Add keys to the head's sums.
 template <class T>
 void accumulate(const Problem& p, const Sizes<T>& s, Place at, Range range, Tile<T>& tile, Head<T>& head) {
-    constexpr int lanes = Lanes<T>::count;
     for_each_tile(range, tile, [&] {
         read_rows(p, p.k, at, true, tile, s.channels, s.d, tile.x);
+        channel_maxima(s, tile, tile.product);
         bool grown = false;
-        for (int64_t c = 0; c < s.d; c += lanes) {
-            Vector<T> most = {};
-            for (int64_t i = 0; i < tile.count; ++i) most = larger<T>(most, magnitude<T>(load(tile.x + i * s.d + c)));
-            store<T>(tile.product + c, most);
-            for (int j = 0; j < lanes; ++j) grown |= most[j] > head.largest[c + j];
-        }
+        for (int64_t c = 0; c < s.d; ++c) grown |= tile.product[c] > head.largest[c];
         if (grown) {
             head.raise(s, tile.product);
             head.take_logs(s);
@@ -22,7 +34,7 @@ void accumulate(const Problem& p, const Sizes<T>& s, Place at, Range range, Tile
         key_features(s, head, tile, head.sums);
         read_rows(p, p.v, at, true, tile, s.values, s.e, tile.values);
         multiply(s.f, s.e, tile.count, tile.features, {1, s.row}, tile.values, s.e, head.state, s.e, true);
-        for (int64_t j = tile.range.begin; j < tile.range.end; ++j) *head.count += !is_ignored(p, at.batch, j);
+        *head.count += valid(p, at, tile.range);
     });
 }
 
@@ -30,13 +42,10 @@ template <class T>
 void attend(const Problem& p, const Sizes<T>& s, double eps, Place at, Range range, Tile<T>& tile, const Head<T>& head) {
     for_each_tile(range, tile, [&] {
         read_rows(p, p.q, at, false, tile, s.channels, s.d, tile.x);
-        query_features(s, head, eps, tile);
+        query_features<true>(s, head, tile);
+        invert_denominators(head, eps, tile);
         multiply(tile.rows, s.e, s.f, tile.features, {s.row, 1}, head.state, s.e, tile.product, s.e, false);
-        for (int64_t i = 0; i < tile.count; ++i) {
-            T* y = tile.product + i * s.e;
-            for (int64_t j = 0; j < s.cut; ++j) y[j] *= tile.same[i];
-            for (int64_t j = s.cut; j < s.values; ++j) y[j] *= tile.opposite[i];
-        }
+        scale_streams(s, tile, tile.product);
         write_rows(p.output, at, tile, s.values, s.e, tile.product);
     });
 }

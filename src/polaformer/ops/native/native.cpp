@@ -62,6 +62,9 @@ static int available() {
 
 static const int count = available();
 
+// The words of a problem: a binding that passes another number belongs to another version of the library.
+POLA_EXPORT int64_t pola_problem_words() { return sizeof(Problem) / 8; }
+
 POLA_EXPORT void pola_use_runtime(void* gomp_parallel) { runtime = (Runtime)gomp_parallel; }
 
 // Name of the instruction set at a place in the order of choice, null past the last.

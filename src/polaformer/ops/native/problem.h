@@ -7,6 +7,9 @@
 
 enum Dtype : int64_t { FLOAT32, BFLOAT16, FLOAT16, FLOAT64 };
 
+// Which products come first: keys with values (the state), queries with keys (the weights), or what is cheaper.
+enum Order : int64_t { CHEAPER, LINEAR, QUADRATIC };
+
 struct View {
     void* data;  // null: absent
     int64_t dtype;
@@ -17,6 +20,7 @@ struct Problem {
     int64_t batch, heads, queries, keys, channels, values;
     int64_t threads;
     int64_t float64;  // compute type double instead of float
+    int64_t order;    // of the products, see Order
     View q, k, v, power, mask;
     View output;                               // forward only
     View grad, grad_q, grad_k, grad_v, grad_power;  // backward only; grad_power (batch, heads, 1, channels) in the compute type

@@ -57,6 +57,8 @@ struct Allocator {
     }
 };
 
+inline bool fits_in_a_tile(const Problem& p) { return p.queries <= TILE && p.keys <= TILE; }
+
 template <class T>
 inline void fill(T* to, int64_t count, T value) {
     for (int64_t i = 0; i < count; ++i) to[i] = value;
@@ -70,12 +72,14 @@ struct Tile {
     T *x, *logs, *features;          // (TILE, d) q or k, (TILE, d) log2|x|, (TILE, row) [a, b]
     T *values;                       // (TILE, e) v or the output's gradient
     T *maxima, *same, *opposite;     // (TILE) of a query: largest exponent, sums of weights, then their reciprocals
-    T *product, *product2;           // (TILE, max(row, e)), (TILE, row)
+    T *product, *product2;           // (TILE, max(row, e))
 
     Tile(Allocator<T>& take, const Sizes<T>& s)
         : x(take(TILE * s.d)), logs(take(TILE * s.d)), features(take(TILE * s.row)), values(take(TILE * s.e)),
           maxima(take(TILE)), same(take(TILE)), opposite(take(TILE)),
-          product(take(TILE * (s.row > s.e ? s.row : s.e))), product2(take(TILE * s.row)) {}
+          product(take(TILE * (s.row > s.e ? s.row : s.e))), product2(take(TILE * (s.row > s.e ? s.row : s.e))) {}
+
+    void take_all(int64_t tokens) { range = {0, tokens}, count = tokens, rows = round_up(tokens, 8); }
 };
 
 inline bool is_ignored(const Problem& p, int64_t batch, int64_t key) {
@@ -94,6 +98,15 @@ void read_rows(const Problem& p, const View& view, Place at, bool masked, const 
         const bool present = i < tile.count && !(masked && is_ignored(p, at.batch, token));
         if (present) read_row(view, at.batch, at.head, token, size, to);
         fill(to + (present ? size : 0), padded - (present ? size : 0), T(0));
+    }
+}
+
+// y = [y1 / its denominator, y2 / its denominator] for a tile of queries.
+template <class T>
+void scale_streams(const Sizes<T>& s, const Tile<T>& tile, T* y) {
+    for (int64_t i = 0; i < tile.count; ++i, y += s.e) {
+        for (int64_t j = 0; j < s.cut; ++j) y[j] *= tile.same[i];
+        for (int64_t j = s.cut; j < s.values; ++j) y[j] *= tile.opposite[i];
     }
 }
 
