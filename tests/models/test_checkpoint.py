@@ -265,6 +265,8 @@ def broken_files(folder):
     yield "one byte", b"\x80"
     yield "cut zip", whole[: len(whole) // 2]
     yield "cut safetensors", tensors[: len(tensors) // 2]
+    middle = len(whole) // 2
+    yield "changed byte", whole[:middle] + bytes([whole[middle] ^ 0xFF]) + whole[middle + 1 :]
     yield "text", b"no checkpoint at all\n"
     yield "picture", b"\x89PNG\r\n\x1a\n" + bytes(100)
     yield "bare pickle", pickle.dumps({"a": [1, 2]}, protocol=2)

@@ -1,6 +1,6 @@
 """The compiled kernel: same bits for any number of threads, memory, views read in place, life without it."""
 
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
@@ -65,16 +65,8 @@ def test_without_an_openmp_runtime_it_starts_threads_of_its_own(threads, monkeyp
 def test_calls_from_several_python_threads_do_not_meet():
     cases = [make_inputs(*shape) for shape in SHAPES[1:3]] * 3
     expected = [both_passes(*case) for case in cases]
-    results = [None] * len(cases)
-
-    def run(i):
-        results[i] = both_passes(*cases[i])
-
-    workers = [threading.Thread(target=run, args=(i,)) for i in range(len(cases))]
-    for worker in workers:
-        worker.start()
-    for worker in workers:
-        worker.join()
+    with ThreadPoolExecutor(len(cases)) as pool:
+        results = list(pool.map(lambda case: both_passes(*case), cases))
     for result, wanted in zip(results, expected):
         assert all(torch.equal(x, y) for x, y in zip(result, wanted))
 

@@ -35,6 +35,7 @@ def arguments(**changes: Any) -> dict[str, Any]:
         ({"power": torch.ones(5, 3)}, "power must have shape (heads, channels) = (3, 5) or broadcast to (2, 3, 1, 5), got (5, 3)"),
         ({"power": torch.ones(2, 3, 7, 5)}, "power must have shape"),
         ({"power": torch.tensor([[1.0, 2.0, 3.0, -0.5, 1.0]])}, "power must be > 0 everywhere, got a minimum of -0.5"),
+        ({"power": torch.full((3, 5), float("nan"))}, "power must be > 0 everywhere, got a minimum of nan"),
         ({"power": torch.zeros(3, 5)}, "power must be > 0 everywhere"),
         ({"eps": 0.0}, "eps must be > 0, got 0.0"),
         ({"backend": "cuda"}, "backend must be one of auto, native, reference, got 'cuda'"),

@@ -22,6 +22,7 @@ def test_shipped_recipes_pass(name):
         ("data", "batch_size", 0, "at least 1, got 0"),
         ("data", "in_chans", 2, r"1 \(grey\) or 3 \(RGB\), got 2"),
         ("data", "std", [0.5, 0.0, 0.5], r"above 0, got \[0.5, 0.0, 0.5\]"),
+        ("data", "crop_pct", 1e-9, "at least 0.1 and at most 1, got 1e-09"),
         ("data", "scale", (0.9, 0.3), "a smaller and a larger number, got 0.9 and 0.3"),
         ("optim", "lr", float("nan"), "above 0, got nan"),
         ("optim", "lr", float("inf"), "above 0, got inf"),
@@ -52,6 +53,7 @@ def test_a_value_that_makes_no_sense_is_named(section, key, value, expected):
     ("args", "expected"),
     [
         ({"num_classes": 3}, "must not hold num_classes, which is the number of class folders"),
+        ({"img_size": 64}, "must not hold img_size, which is data.img_size"),
         ({"in_chans": 1}, "must not hold in_chans, which is data.in_chans"),
         ({"features_only": True}, "must not hold features_only"),
         ({"no_such": 1}, "must be arguments of pola_pvt_nano, got .*no_such"),

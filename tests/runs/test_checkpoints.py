@@ -64,6 +64,42 @@ def test_a_checkpoint_that_does_not_read_back_leaves_the_old_one(tmp_path, monke
     assert list(tmp_path.iterdir()) == [path]
 
 
+def test_one_changed_byte_in_a_tensor_is_found(tmp_path):
+    path = tmp_path / "last.ckpt"
+    AtomicCheckpointIO().save_checkpoint({"polaformer": {}, "tensor": torch.zeros(997)}, path)
+    content = bytearray(path.read_bytes())
+    content[content.index(bytes(500)) + 250] ^= 0xFF
+    path.write_bytes(content)
+    with pytest.raises(
+        ValueError, match=r"must be a complete \.ckpt file, got .*last\.ckpt, which is not or is damaged"
+    ):
+        read_checkpoint(path)
+
+
+def test_a_full_disk_is_one_line_and_leaves_the_old_checkpoint(tmp_path):
+    script = """
+import resource, signal, sys, torch
+from polaformer.runs.checkpoints import AtomicCheckpointIO, read_checkpoint
+signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+path = sys.argv[1]
+writer = AtomicCheckpointIO()
+writer.save_checkpoint({"polaformer": {}, "number": 1}, path)
+resource.setrlimit(resource.RLIMIT_FSIZE, (100_000, 100_000))
+try:
+    writer.save_checkpoint({"polaformer": {}, "tensor": torch.zeros(99_991)}, path)
+except OSError as error:
+    print(error)
+print(read_checkpoint(__import__("pathlib").Path(path))["number"])
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", script, str(tmp_path / "last.ckpt")], capture_output=True, text=True, check=False
+    )
+    assert "last.ckpt could not be written: the disk or a limit on file sizes is full\n1\n" in result.stdout, (
+        result.stderr
+    )
+    assert [file.name for file in tmp_path.iterdir()] == ["last.ckpt"]
+
+
 def test_objects_other_than_tensors_and_plain_values_are_not_saved(tmp_path):
     with pytest.raises(ValueError, match=r"must be a complete \.ckpt file"):
         AtomicCheckpointIO().save_checkpoint({"polaformer": {}, "path": Path("x")}, tmp_path / "last.ckpt")

@@ -3,6 +3,7 @@
 import pickle
 import re
 import struct
+import zipfile
 from collections import OrderedDict
 from pathlib import Path
 from typing import Any, Dict, Union
@@ -11,6 +12,8 @@ import safetensors
 import safetensors.torch
 import torch
 from torch import Tensor
+
+from .atomic import check_archive
 
 BEST_WEIGHTS = "best.safetensors"  # in a run folder
 _PREFIXES = ("module.", "_orig_mod.", "model.")  # DistributedDataParallel, torch.compile, training modules
@@ -99,6 +102,8 @@ def _read_safetensors(path: Path) -> Dict[str, Tensor]:
 
 def _read_pickle(path: Path) -> Any:
     try:
+        if zipfile.is_zipfile(path):  # older checkpoints are plain pickles
+            check_archive(path)
         with torch.serialization.safe_globals([(stub, name) for name, stub in _HARMLESS.items()]):
             return torch.load(path, map_location="cpu", weights_only=True)
     except pickle.UnpicklingError as error:
@@ -108,7 +113,16 @@ def _read_pickle(path: Path) -> Any:
                 f"{path} refers to {named[1]}, which a checkpoint has no need of and could run code with: not loaded"
             ) from None
         raise ValueError(f"{path} is no PyTorch checkpoint, or damaged") from None
-    except (RuntimeError, EOFError, ValueError, LookupError, AttributeError, TypeError, struct.error) as error:
+    except (
+        RuntimeError,
+        EOFError,
+        ValueError,
+        LookupError,
+        AttributeError,
+        TypeError,
+        struct.error,
+        zipfile.BadZipFile,
+    ) as error:
         # What the reader stumbles over depends on where the bytes stop to make sense.
         reason = next(iter(str(error).splitlines()), "it ends too early")
         raise ValueError(f"{path} is no PyTorch checkpoint, or damaged: {reason}") from None

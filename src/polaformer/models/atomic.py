@@ -1,7 +1,8 @@
-"""Files that are either there in full or not there at all."""
+"""Files that are either there in full or not there at all, and archives that are what was written."""
 
 import os
 import tempfile
+import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -37,6 +38,14 @@ def atomic_write(path: Union[str, Path]) -> Iterator[Path]:
         temporary.unlink(missing_ok=True)
         raise
     _sync(path.parent)
+
+
+def check_archive(path: Union[str, Path]) -> None:
+    """Raise ValueError unless every part of a zip archive is what was written; PyTorch reads changed tensors silently."""
+    with zipfile.ZipFile(path) as archive:
+        changed = archive.testzip()
+    if changed:
+        raise ValueError(f"{changed} in it is not what was written")
 
 
 def write_text(path: Union[str, Path], text: str) -> None:

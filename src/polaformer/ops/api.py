@@ -28,7 +28,8 @@ def pola_attention(
         o_ij = a(q_i)·b(k_j) + b(q_i)·a(k_j)        y₂_i = mean_j(o_ij v₂_j) / (mean_j o_ij + ε)
 
     Arithmetic is float32 (float64 if an input is float64) whatever the inputs are stored in and with or without autocast,
-    and no intermediate over- or underflows at any scale of q and k. First derivatives only.
+    and no intermediate over- or underflows at any scale of q and k; what is below 1e-38 of the largest weight, after the power,
+    counts as 0. First derivatives only.
 
     Args:
         q: Queries, (B, H, N, D), floating point; any N, D ≥ 1.

@@ -54,7 +54,7 @@ def _check_power(power: Tensor, batch: int, heads: int, channels: int) -> None:
             f"power must have shape (heads, channels) = ({heads}, {channels}) or broadcast to {full}, got {_shape(power)}"
         )
     # Looking at values on another device would wait for it; fake tensors have none.
-    if power.device.type == "cpu" and type(power).__name__ != "FakeTensor" and bool((power <= 0).any()):
+    if power.device.type == "cpu" and type(power).__name__ != "FakeTensor" and not bool((power > 0).all()):
         raise ValueError(f"power must be > 0 everywhere, got a minimum of {power.min().item():g}")
 
 

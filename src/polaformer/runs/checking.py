@@ -46,7 +46,7 @@ RANGES = {
     "data.batch_size": AT_LEAST_ONE,
     "data.num_workers": NOT_NEGATIVE,
     "data.std": POSITIVE,
-    "data.crop_pct": Range(0, 1, with_low=False),
+    "data.crop_pct": Range(0.1, 1),
     "data.scale": Range(0, 1, with_low=False),
     "data.ratio": POSITIVE,
     "data.hflip": SHARE,

@@ -15,7 +15,7 @@ import torch
 from pytorch_lightning.plugins.io import CheckpointIO
 from torch import nn
 
-from polaformer.models.atomic import atomic_write
+from polaformer.models.atomic import atomic_write, check_archive
 from polaformer.models.weights import WeightsInfo, save_weights
 from polaformer.recipe import Recipe
 
@@ -67,7 +67,7 @@ class AtomicCheckpointIO(CheckpointIO):
         """Write a checkpoint; OSError names the file when the folder cannot be written or the disk is full."""
         try:
             with atomic_write(Path(path)) as temporary:
-                torch.save(checkpoint, temporary)
+                _write(checkpoint, temporary)
                 read_checkpoint(temporary)
         except OSError as error:
             raise OSError(f"the checkpoint {path} could not be written: {error}") from error
@@ -81,6 +81,16 @@ class AtomicCheckpointIO(CheckpointIO):
     def remove_checkpoint(self, path: Any) -> None:
         """Delete a checkpoint."""
         Path(path).unlink()
+
+
+def _write(checkpoint: dict[str, Any], path: Path) -> None:
+    try:
+        torch.save(checkpoint, path)
+    except RuntimeError as error:
+        # torch's writer says so where the disk is full, and means a short write.
+        if "inline_container" not in str(error):
+            raise
+        raise OSError("the disk or a limit on file sizes is full") from error
 
 
 def read_checkpoint(path: Path) -> dict[str, Any]:
@@ -98,6 +108,7 @@ def read_checkpoint(path: Path) -> dict[str, Any]:
     if not path.is_file():
         raise ValueError(f"checkpoint must be an existing file, got {path}")
     try:
+        check_archive(path)
         checkpoint = torch.load(path, map_location="cpu", weights_only=True)
     except Exception as error:  # torch raises RuntimeError, UnpicklingError, EOFError, KeyError or its own
         raise ValueError(f"checkpoint must be a complete .ckpt file, got {path}, which is not or is damaged") from error

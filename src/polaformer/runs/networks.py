@@ -21,6 +21,7 @@ from .folder import RunFolder
 OF_OTHER_KEYS = {
     "num_classes": "the number of class folders",
     "in_chans": "data.in_chans",
+    "img_size": "data.img_size",
     "features_only": "false for a classifier",
     "pretrained": "model.pretrained",
     "checkpoint_path": "model.checkpoint",
