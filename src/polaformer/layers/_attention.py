@@ -82,14 +82,19 @@ class Attention(nn.Module):
                 f"key_padding_mask must be None with sr_ratio > 1, got a mask and sr_ratio {self.sr_ratio}"
             )
         q, k, v, gate, key_size = self._project(x, size)
+        # Weights are sums of |q|^p |k|^p, so that both divisions by softplus(scale) can be one of k by its square.
+        factor = F.softplus(self.scale) ** -2
         if self.positional_encoding is not None:
             positions = resize_grid(self.positional_encoding, self.grid_size, key_size, self.resize_mode)
-            k = k + F.pad(positions, [0, 0, self.num_prefix_tokens, 0]) if self.num_prefix_tokens else k + positions
-        scale = F.softplus(self.scale)
+            if self.num_prefix_tokens:
+                positions = F.pad(positions, [0, 0, self.num_prefix_tokens, 0])
+            k = torch.addcmul(positions * factor, k, factor)
+        else:
+            k = k * factor
         power = 1 + self.alpha * torch.sigmoid(self.power)
         y = pola_attention(
-            self._split_heads(q / scale),
-            self._split_heads(k / scale),
+            self._split_heads(q),
+            self._split_heads(k),
             self._split_heads(v),
             power,
             key_padding_mask=key_padding_mask,

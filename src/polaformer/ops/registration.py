@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.autograd import forward_ad
 
 from .backends import check_backend, resolve_backend
+from .layout import empty_token_major, token_major
 from .validation import check_inputs
 
 _TENSORS = "Tensor q, Tensor k, Tensor v, Tensor power"
@@ -38,7 +39,7 @@ def _forward(
 ) -> Tensor:
     check_backend(backend)
     check_inputs(q, k, v, power, key_padding_mask, eps)
-    return resolve_backend(backend, q, k, v, power).forward(q, k, v, power, key_padding_mask, eps)
+    return token_major(resolve_backend(backend, q, k, v, power).forward(q, k, v, power, key_padding_mask, eps))
 
 
 @torch.library.register_fake(FORWARD)
@@ -53,7 +54,7 @@ def _forward_fake(
 ) -> Tensor:
     check_backend(backend)
     check_inputs(q, k, v, power, key_padding_mask, eps)
-    return v.new_empty((q.shape[0], q.shape[1], q.shape[2], v.shape[3]))
+    return empty_token_major(v, q.shape[2])
 
 
 @torch.library.impl(BACKWARD, "default")
@@ -67,7 +68,9 @@ def _backward(
     eps: float = 1e-6,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return resolve_backend(backend, q, k, v, power).backward(grad, q, k, v, power, key_padding_mask, eps)
+    implementation = resolve_backend(backend, q, k, v, power)
+    grad_q, grad_k, grad_v, grad_power = implementation.backward(grad, q, k, v, power, key_padding_mask, eps)
+    return token_major(grad_q), token_major(grad_k), token_major(grad_v), grad_power
 
 
 @torch.library.register_fake(BACKWARD)
@@ -81,7 +84,8 @@ def _backward_fake(
     eps: float = 1e-6,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    return q.new_empty(q.shape), k.new_empty(k.shape), v.new_empty(v.shape), power.new_empty(power.shape)
+    grads = (empty_token_major(x, x.shape[2]) for x in (q, k, v))
+    return *grads, power.new_empty(power.shape)
 
 
 class _BackwardOnly(torch.library.Library):

@@ -13,6 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from ..layout import empty_token_major
+
 _DTYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.float64: 3}
 _ORDERS = {"cheaper": 0, "linear": 1, "quadratic": 2}
 _ABSENT = (0,) * 6
@@ -84,7 +86,7 @@ def unsupported_reason(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> str | 
 
 def forward(q: Tensor, k: Tensor, v: Tensor, power: Tensor, key_padding_mask: Tensor | None, eps: float) -> Tensor:
     """Return the attention output; arguments as in `polaformer.pola_attention`, already checked."""
-    output = v.new_empty((*q.shape[:3], v.shape[3]))
+    output = empty_token_major(v, q.shape[2])
     double = _is_double(q, k, v, power)
     power = _expanded(power, q, double)
     views = [*_view(q), *_view(k), *_view(v), *_view(power), *_mask(key_padding_mask), *_view(output), *_ABSENT * 5]
@@ -96,7 +98,7 @@ def backward(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, power: Tensor, key_padding_mask: Tensor | None, eps: float
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return the gradients of q, k, v and power for the output gradient `grad` (B, H, N, E)."""
-    grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+    grad_q, grad_k, grad_v = (empty_token_major(x, x.shape[2]) for x in (q, k, v))
     double = _is_double(q, k, v, power)
     full = _expanded(power, q, double)
     grad_power = torch.empty(full.shape, dtype=full.dtype)
