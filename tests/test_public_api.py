@@ -5,12 +5,15 @@ import inspect
 import polaformer
 
 NAMES = {
+    "BackendStatus",
     "LoadReport",
     "PolaAttention",
     "PolaLinearAttention",
     "load_checkpoint",
     "load_weights",
+    "list_backends",
     "pola_attention",
+    "pola_attention_varlen",
     "save_weights",
     "WeightsInfo",
 }

@@ -10,5 +10,6 @@ from .models import save_weights as save_weights
 from .ops import BackendStatus as BackendStatus
 from .ops import list_backends as list_backends
 from .ops import pola_attention as pola_attention
+from .ops import pola_attention_varlen as pola_attention_varlen
 
 __version__ = "0.1.0"

@@ -3,3 +3,4 @@
 from .api import pola_attention as pola_attention
 from .backends import BackendStatus as BackendStatus
 from .backends import list_backends as list_backends
+from .varlen import pola_attention_varlen as pola_attention_varlen

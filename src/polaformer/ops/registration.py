@@ -117,11 +117,16 @@ def _gradients(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     return (*grads, None, None, None)
 
 
-torch.library.register_autograd(FORWARD, _gradients, setup_context=_setup_context, lib=_library)
-
-
 def _refuse_second_derivatives(ctx: Any, *grads: Tensor) -> tuple[None, ...]:
     raise RuntimeError("pola_attention has first derivatives only, got a request for second ones (create_graph=True)")
 
 
-torch.library.register_autograd(BACKWARD, _refuse_second_derivatives, lib=_library)
+def register_first_derivatives(
+    forward: str, backward: str, gradients: Callable[..., Any], setup_context: Callable[..., Any]
+) -> None:
+    """Give an operator its gradient formula, and refuse forward-mode and second derivatives."""
+    torch.library.register_autograd(forward, gradients, setup_context=setup_context, lib=_library)
+    torch.library.register_autograd(backward, _refuse_second_derivatives, lib=_library)
+
+
+register_first_derivatives(FORWARD, BACKWARD, _gradients, _setup_context)

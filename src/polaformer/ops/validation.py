@@ -22,13 +22,7 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, power: Tensor, key_padding_mas
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 4:
             raise ValueError(f"{name} must have 4 dimensions (batch, heads, tokens, channels), got shape {_shape(x)}")
-    for name, x in (("q", q), ("k", k), ("v", v), ("power", power)):
-        if not x.is_floating_point():
-            raise ValueError(f"{name} must have a floating-point dtype, got {x.dtype}")
-        if x.device != q.device:
-            raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
-        if 0 in x.shape:
-            raise ValueError(f"{name} must have at least one element in every dimension, got shape {_shape(x)}")
+    check_storage(q, k, v, power)
     batch, heads, _, channels = q.shape
     if k.shape[0] != batch or k.shape[1] != heads or k.shape[3] != channels:
         raise ValueError(
@@ -38,14 +32,31 @@ def check_inputs(q: Tensor, k: Tensor, v: Tensor, power: Tensor, key_padding_mas
         raise ValueError(
             f"v must have k's batch, heads and tokens, ({batch}, {heads}, {k.shape[2]}, E), got shape {_shape(v)}"
         )
-    _check_power(power, batch, heads, channels)
+    check_power(power, batch, heads, channels)
     if key_padding_mask is not None:
         _check_mask(key_padding_mask, k)
+    check_eps(eps)
+
+
+def check_storage(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> None:
+    """Raise ValueError unless all are floating-point, on one device and not empty."""
+    for name, x in (("q", q), ("k", k), ("v", v), ("power", power)):
+        if not x.is_floating_point():
+            raise ValueError(f"{name} must have a floating-point dtype, got {x.dtype}")
+        if x.device != q.device:
+            raise ValueError(f"{name} must be on the device of q, {q.device}, got {x.device}")
+        if 0 in x.shape:
+            raise ValueError(f"{name} must have at least one element in every dimension, got shape {_shape(x)}")
+
+
+def check_eps(eps: float) -> None:
+    """Raise ValueError unless ε is positive."""
     if not eps > 0:
         raise ValueError(f"eps must be > 0, got {eps}")
 
 
-def _check_power(power: Tensor, batch: int, heads: int, channels: int) -> None:
+def check_power(power: Tensor, batch: int, heads: int, channels: int) -> None:
+    """Raise ValueError unless the exponents fit these sizes and, where looking costs no device sync, are positive."""
     full = (batch, heads, 1, channels)
     shape = tuple(power.shape)
     aligned = (*shape[:1], 1, *shape[1:]) if power.ndim == 2 else shape
