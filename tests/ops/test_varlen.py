@@ -1,10 +1,16 @@
 """Packed sequences: equal to one call a sequence, and to the padded call with masks."""
 
+from typing import Any
+
 import pytest
 import torch
 
-from polaformer import pola_attention, pola_attention_varlen
+import polaformer
 from polaformer.ops import backends, reference, varlen
+
+# The tests pass their arguments as lists and dictionaries.
+pola_attention: Any = polaformer.pola_attention
+pola_attention_varlen: Any = polaformer.pola_attention_varlen
 
 HEADS, CHANNELS, VALUES = 3, 5, 7
 # An empty sequence, queries without keys, keys without queries, one token, more keys than queries and fewer.
@@ -93,7 +99,9 @@ def test_equals_the_padded_call_with_masks():
     power = torch.full((HEADS, CHANNELS), 2.5, dtype=torch.float64)
     at = boundaries(lengths)
     packed = pola_attention_varlen(q, k, v, power, at, at)
-    padded = [torch.nn.utils.rnn.pad_sequence(x.split(lengths), batch_first=True).transpose(1, 2) for x in (q, k, v)]
+    padded = [
+        torch.nn.utils.rnn.pad_sequence(list(x.split(lengths)), batch_first=True).transpose(1, 2) for x in (q, k, v)
+    ]
     mask = torch.arange(11) >= torch.tensor(lengths)[:, None]
     expected = pola_attention(*padded, power, key_padding_mask=mask).transpose(1, 2)[~mask]
     torch.testing.assert_close(packed, expected, rtol=1e-12, atol=1e-12)

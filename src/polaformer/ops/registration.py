@@ -84,8 +84,8 @@ def _backward_fake(
     eps: float = 1e-6,
     backend: str = "auto",
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    grads = (empty_token_major(x, x.shape[2]) for x in (q, k, v))
-    return *grads, power.new_empty(power.shape)
+    grad_q, grad_k, grad_v = (empty_token_major(x, x.shape[2]) for x in (q, k, v))
+    return grad_q, grad_k, grad_v, power.new_empty(power.shape)
 
 
 class _BackwardOnly(torch.library.Library):
