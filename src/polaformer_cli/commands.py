@@ -121,7 +121,7 @@ def predict_parser(prog: str) -> Parser:
     form.add_argument("--json", action="store_true", help="print JSON instead of a table")
     form.add_argument("--csv", action="store_true", help="print CSV: path, rank, class, probability")
     add("--output", metavar="FILE", help="write there instead of to the screen")
-    add("--picture", metavar="FILE", help="also draw the images with their classes, as PNG")
+    add("--picture", metavar="FILE", help="also draw, as PNG, what the model saw of the first 64 images")
     return parser
 
 

@@ -62,6 +62,16 @@ def test_draw_tiles__captions_stay_under_their_image(tmp_path: Path, monkeypatch
     assert [box.y0 for box in boxes] == pytest.approx([boxes[0].y0] * 3, abs=1)
 
 
+def test_draw_tiles__grey_keeps_its_contrast(tmp_path: Path) -> None:
+    dark = PIL.Image.new("L", (70, 70), 50)
+    dark.paste(60, (0, 0, 35, 70))
+    draw_tiles(tmp_path / "tiles.png", [Tile(dark, "3", 0.9)], "one")
+    with PIL.Image.open(tmp_path / "tiles.png") as image:
+        pixels = np.asarray(image.convert("L"))
+    middle = pixels[pixels.shape[0] // 3 : pixels.shape[0] // 2]
+    assert {50, 60} <= set(np.unique(middle).tolist())
+
+
 def test_draw_tiles__nothing_to_draw(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="at least one image"):
         draw_tiles(tmp_path / "none.png", [], "none")

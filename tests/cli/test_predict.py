@@ -8,9 +8,11 @@ import pytest
 from PIL import Image
 
 import polaformer.cli.predict
-from polaformer.cli.predict import MOST_TILES
+from polaformer.cli.picture import Tile
+from polaformer.cli.predict import MOST_TILES, run
 from polaformer.runs import Prediction
 from polaformer_cli import main
+from polaformer_cli.main import parse
 
 CAT_OR_DOG = {"cat": 0.75, "dog": 0.25}
 
@@ -30,7 +32,13 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[str]:
             else:
                 yield Prediction(path, "cat", 0.75, dict(list(CAT_OR_DOG.items())[:top_k]))
 
+    def seen_pictures(checkpoint: str, images: list[str]) -> Iterator[Image.Image]:
+        assert checkpoint == "run"
+        for number in range(len(images)):
+            yield Image.new("RGB", (29, 29), (0, 0, number))
+
     monkeypatch.setattr(polaformer.cli.predict, "predict_images", predict_images)
+    monkeypatch.setattr(polaformer.cli.predict, "seen_pictures", seen_pictures)
     return paths
 
 
@@ -91,10 +99,50 @@ def test_picture__shows_the_first_of_many(
     assert drawn == {"count": MOST_TILES, "title": f"Most probable class (the first {MOST_TILES} of {MOST_TILES + 3})"}
 
 
-def test_picture__of_nothing(photos: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    picture = str(tmp_path / "seen.png")
-    assert main(["predict", photos[1], "--checkpoint", "run", "--picture", picture]) == 2
-    assert "--picture must have an image to draw, but none could be read" in capsys.readouterr().err
+def test_picture__what_the_model_saw_of_files_that_could_be_read(
+    photos: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    drawn: list[Tile] = []
+    monkeypatch.setattr(polaformer.cli.predict, "draw_tiles", lambda path, tiles, title: drawn.extend(tiles))
+    assert main(["predict", *photos, "--checkpoint", "run", "--picture", str(tmp_path / "seen.PNG")]) == 1
+    assert [(tile.image.size, tile.image.getpixel((3, 5)), tile.predicted) for tile in drawn] == [
+        ((29, 29), (0, 0, 0), "cat"),
+        ((29, 29), (0, 0, 1), "cat"),
+    ]
+
+
+def test_picture__of_nothing_is_not_drawn_but_all_else_is_told(
+    photos: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = tmp_path / "seen.png"
+    assert main(["predict", photos[1], "--checkpoint", "run", "--json", "--picture", str(picture)]) == 1
+    captured = capsys.readouterr()
+    assert "warning: --picture has nothing to draw: no image could be read\n" in captured.err
+    assert json.loads(captured.out) == [{"path": photos[1], "error": "is empty (0 bytes)"}]
+    assert not picture.exists()
+
+
+def test_picture__written_whatever_becomes_of_the_text(
+    photos: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def leave(text: str) -> None:
+        raise BrokenPipeError
+
+    monkeypatch.setattr(polaformer.cli.predict, "say", leave)
+    with pytest.raises(BrokenPipeError):
+        run(parse(["predict", photos[0], "--checkpoint", "run", "--picture", str(tmp_path / "seen.png")]))
+    assert (tmp_path / "seen.png").is_file()
+
+
+@pytest.mark.parametrize("name", ["seen.docx", "seen", "seen.png.jpg"])
+def test_picture__must_end_in_png(
+    name: str, photos: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    picture = str(tmp_path / name)
+    assert main(["predict", photos[0], "--checkpoint", "none", "--picture", picture]) == 2
+    assert capsys.readouterr().err == (
+        f"polaformer predict: error: --picture must be a file name ending in .png, got {picture!r}\n"
+    )
 
 
 def test_no_such_checkpoint(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

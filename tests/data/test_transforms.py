@@ -7,7 +7,7 @@ import torch
 from helpers.images import noise
 from PIL import Image
 
-from polaformer.data.transforms import channel_statistics, evaluation_transform, training_transform
+from polaformer.data.transforms import channel_statistics, evaluation_crop, evaluation_transform, training_transform
 from polaformer.recipe import DataConfig
 
 MEAN, STD = [0.5, 0.4, 0.3], [0.2, 0.3, 0.4]
@@ -29,6 +29,18 @@ def test_evaluation_of_an_image_that_fits_changes_nothing():
     picture = noise(29, 29, 2).convert("L")
     tensor = evaluation_transform(29, 1, [0.0], [1.0], crop_pct=1.0)(picture)
     np.testing.assert_allclose(tensor.numpy()[0], np.asarray(picture) / 255.0, atol=1e-6)
+
+
+@pytest.mark.parametrize("mode", ["L", "RGB"])
+@pytest.mark.parametrize("crop_pct", [0.7, 1.0])
+def test_evaluation_crop_is_the_picture_that_is_normalised(mode, crop_pct):
+    picture = noise(67, 41, 6).convert(mode)
+    cropped = evaluation_crop(29, "nearest", crop_pct)(picture)
+    channels = len(mode)
+    tensor = evaluation_transform(29, channels, [0.0] * channels, [1.0] * channels, "nearest", crop_pct)(picture)
+    assert (cropped.mode, cropped.size) == (mode, (29, 29))
+    shown = np.asarray(cropped).reshape(29, 29, channels)
+    np.testing.assert_allclose(255.0 * np.moveaxis(tensor.numpy(), 0, -1), shown, atol=1e-3)
 
 
 @pytest.mark.parametrize("size", [(8, 8), (3, 97), (500, 31), (1, 1)])

@@ -7,7 +7,7 @@ import torch
 import polaformer.models  # noqa: F401  (registers the backbones)
 from polaformer.data.module import ClassificationDataModule
 from polaformer.recipe import DataConfig, ModelConfig
-from polaformer.runs.networks import build_network, describe_network, load_classifier
+from polaformer.runs.networks import build_network, describe_classifier, describe_network, load_classifier
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +61,10 @@ def test_initial_weights_are_those_of_the_file_unless_a_run_is_resumed(data, tmp
 def test_what_is_no_weights_file_is_an_error(tmp_path):
     with pytest.raises(FileNotFoundError):
         load_classifier(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"run folder with best\.safetensors in it"):
+        describe_classifier(tmp_path)
+    with pytest.raises(ValueError, match=r"checkpoint must be a run folder, or a .* file of one, got w\.pth"):
+        describe_classifier("w.pth")
     (tmp_path / "best.safetensors").write_bytes(b"nonsense")
     with pytest.raises(ValueError, match=r"best\.safetensors"):
         load_classifier(tmp_path)

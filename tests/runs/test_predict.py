@@ -2,6 +2,7 @@ import copy
 import json
 import os
 
+import numpy as np
 import pytest
 import timm
 import torch
@@ -11,7 +12,7 @@ from polaformer.data.images import load_image
 from polaformer.data.transforms import evaluation_transform
 from polaformer.models.weights import WeightsInfo, save_weights
 from polaformer.runs import predict_images
-from polaformer.runs.predict import find_images
+from polaformer.runs.predict import find_images, seen_pictures
 
 NAMES = ["zebra", "ant", "moth", "bee", "yak", "cod", "eel"]
 
@@ -64,6 +65,18 @@ def test_bad_files_are_entries_of_their_own_at_their_place(weights, images, tmp_
             assert len(prediction.probabilities) == 2
             assert prediction.probability == pytest.approx(predictions[0].probability)
         json.dumps(prediction.__dict__)
+
+
+def test_seen_pictures_are_what_the_network_is_fed(weights, images):
+    path, _, info = weights
+    files = sorted(images.rglob("*.png"))
+    transform = evaluation_transform(32, 3, info.mean, info.std, "bicubic", 0.9)
+    pictures = list(seen_pictures(path, files))
+    assert len(pictures) == len(files)
+    for picture, file in zip(pictures, files):
+        unit = torch.from_numpy(np.asarray(picture) / 255.0).movedim(-1, 0).float()
+        normalised = (unit - torch.tensor(info.mean)[:, None, None]) / torch.tensor(info.std)[:, None, None]
+        torch.testing.assert_close(normalised, transform(load_image(file)))
 
 
 def test_folders_are_searched_in_the_order_of_names(images):

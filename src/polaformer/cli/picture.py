@@ -77,7 +77,8 @@ def draw_tiles(path: str | Path, tiles: Sequence[Tile], title: str, columns: int
         axes = figure.add_subplot(grid[index // columns, index % columns])
         # Tiny scans are smoothed, as eyes do: the corners of big square pixels hide the shape.
         smoothing = "bicubic" if max(tile.image.size) < SMALL_SIDE else "antialiased"
-        axes.imshow(tile.image, cmap="gray" if tile.image.mode == "L" else None, interpolation=smoothing)
+        # With vmin and vmax, or matplotlib would stretch the contrast of a grey picture.
+        axes.imshow(tile.image, cmap="gray", vmin=0, vmax=255, interpolation=smoothing)
         axes.set(xticks=[], yticks=[], anchor="S")  # captions of a row stand in one line, whatever the images' shapes
         axes.set_xlabel(tile.caption(), fontsize=8, color=tile.color(), labelpad=4, parse_math=False)
         for spine in axes.spines.values():

@@ -10,10 +10,12 @@ import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
-from polaformer.data.images import load_image
+import PIL.Image
+
 from polaformer.data.names import printable
 from polaformer.models.atomic import atomic_write
 from polaformer.runs import Prediction, predict_images
+from polaformer.runs.predict import seen_pictures
 from polaformer_cli.console import complain, say
 
 from .picture import Tile, draw_tiles
@@ -21,29 +23,31 @@ from .picture import Tile, draw_tiles
 MOST_TILES = 64
 """Images a picture shows at most; more would be too small to see."""
 
-THUMBNAIL_SIDE = 256
-"""Pixels; enough for a tile."""
-
 
 def run(args: argparse.Namespace) -> int:
     """Classify the images; exit status 1 where a file has no answer."""
     for option, path in (("--output", args.output), ("--picture", args.picture)):
         if path is not None:
             check_target(option, path)
-    predictions = predict_images(args.checkpoint, args.images, top_k=args.top, batch_size=args.batch_size)
-    seen: list[Prediction] = []
+    if args.picture is not None and not args.picture.lower().endswith(".png"):
+        raise ValueError(f"--picture must be a file name ending in .png, got {args.picture!r}")
+    failed: list[Prediction] = []
+    predictions: Iterable[Prediction] = name_failures(
+        predict_images(args.checkpoint, args.images, top_k=args.top, batch_size=args.batch_size), failed
+    )
+    if args.picture is not None:
+        predictions = list(predictions)
+        # Before anything is printed: who reads that may leave after the first line.
+        draw_predictions(Path(args.picture), args.checkpoint, predictions)
     form = json_lines if args.json else csv_lines if args.csv else table_lines
-    lines = form(keep(predictions, seen))
+    lines = form(predictions)
     if args.output is None:
         for line in lines:
             say(line)
     else:
         with atomic_write(Path(args.output)) as temporary:
             temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
-    readable = [prediction for prediction in seen if prediction.error is None]
-    if args.picture is not None:
-        draw_predictions(Path(args.picture), readable)
-    return 0 if len(readable) == len(seen) else 1
+    return 1 if failed else 0
 
 
 def check_target(option: str, path: str) -> None:
@@ -54,11 +58,11 @@ def check_target(option: str, path: str) -> None:
         raise ValueError(f"{option} must be a file in an existing folder that can be written to, got {path!r}")
 
 
-def keep(predictions: Iterable[Prediction], seen: list[Prediction]) -> Iterator[Prediction]:
-    """Pass predictions on as they come, naming failures on stderr and keeping all for later."""
+def name_failures(predictions: Iterable[Prediction], failed: list[Prediction]) -> Iterator[Prediction]:
+    """Pass predictions on as they come, naming failures on stderr and collecting them."""
     for prediction in predictions:
-        seen.append(prediction)
         if prediction.error is not None:
+            failed.append(prediction)
             complain("polaformer predict", f"warning: {printable(prediction.path)}: {prediction.error}")
         yield prediction
 
@@ -99,19 +103,21 @@ def json_lines(predictions: Iterable[Prediction]) -> Iterator[str]:
     yield json.dumps(entries, indent=2)
 
 
-def draw_predictions(path: Path, predictions: list[Prediction]) -> None:
-    """Draw the first images with their most probable class."""
-    if not predictions:
-        raise ValueError("--picture must have an image to draw, but none could be read")
-    shown = predictions[:MOST_TILES]
-    of_all = f" (the first {len(shown)} of {len(predictions)})" if len(shown) < len(predictions) else ""
-    draw_tiles(path, [make_tile(prediction) for prediction in shown], title=f"Most probable class{of_all}")
+def draw_predictions(path: Path, checkpoint: str, predictions: list[Prediction]) -> None:
+    """Draw what the model saw of the first images that could be read, with their most probable class."""
+    readable = [prediction for prediction in predictions if prediction.error is None]
+    if not readable:
+        complain("polaformer predict", "warning: --picture has nothing to draw: no image could be read")
+        return
+    shown = readable[:MOST_TILES]
+    of_all = f" (the first {len(shown)} of {len(readable)})" if len(shown) < len(readable) else ""
+    pictures = seen_pictures(checkpoint, [prediction.path for prediction in shown])
+    tiles = [make_tile(picture, prediction) for picture, prediction in zip(pictures, shown)]
+    draw_tiles(path, tiles, title=f"Most probable class{of_all}")
 
 
-def make_tile(prediction: Prediction) -> Tile:
-    """The picture's tile of one image that could be read."""
+def make_tile(picture: PIL.Image.Image, prediction: Prediction) -> Tile:
+    """The tile of one image that could be read."""
     assert prediction.class_name is not None
     assert prediction.probability is not None
-    image = load_image(prediction.path)
-    image.thumbnail((THUMBNAIL_SIDE, THUMBNAIL_SIDE))
-    return Tile(image, prediction.class_name, prediction.probability)
+    return Tile(picture, prediction.class_name, prediction.probability)

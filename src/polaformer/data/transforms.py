@@ -12,6 +12,7 @@ from typing import cast
 from PIL import Image
 from timm.data import create_transform
 from torch import Tensor
+from torchvision.transforms.functional import to_pil_image
 
 from ..recipe import DataConfig
 
@@ -79,6 +80,26 @@ def evaluation_transform(
         crop_pct=crop_pct,
     )
     return cast(Transform, transform)
+
+
+def evaluation_crop(
+    img_size: int, interpolation: str = "bicubic", crop_pct: float = 0.875
+) -> Callable[[Image.Image], Image.Image]:
+    """The picture that `evaluation_transform` normalises: what the network sees, for eyes.
+
+    Args:
+        img_size: side of the square, pixels.
+        interpolation: bicubic, bilinear or nearest.
+        crop_pct: in (0, 1].
+
+    Returns:
+        Function from a picture in mode "L" or "RGB", of any size, to one of that mode, img_size x img_size.
+    """
+    transform = cast(
+        Transform,
+        create_transform(img_size, is_training=False, interpolation=interpolation, crop_pct=crop_pct, normalize=False),
+    )
+    return lambda picture: to_pil_image(transform(picture))
 
 
 def training_transform(config: DataConfig, mean: Sequence[float], std: Sequence[float]) -> Transform:

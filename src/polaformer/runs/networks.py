@@ -12,7 +12,7 @@ from torch import nn
 import polaformer
 from polaformer.data.module import ClassificationDataModule
 from polaformer.models.checkpoint import load_checkpoint
-from polaformer.models.weights import WeightsInfo, load_weights
+from polaformer.models.weights import WeightsInfo, load_weights, read_info
 from polaformer.recipe import ModelConfig
 
 from .checkpoints import STATE_KEY, RunState, read_checkpoint
@@ -131,18 +131,9 @@ def load_classifier(checkpoint: str | Path) -> tuple[nn.Module, WeightsInfo]:
         FileNotFoundError: there is no such weights file.
         ValueError: the file is none that a run leaves behind, or is damaged.
     """
-    path = Path(checkpoint)
-    if path.is_dir():
-        path = RunFolder(path).best_weights
-        if not path.is_file():
-            raise FileNotFoundError(f"checkpoint must be a run folder with best.safetensors in it, got {checkpoint}")
+    path = classifier_file(checkpoint)
     if path.suffix == ".safetensors":
         return load_weights(path)
-    if path.suffix != ".ckpt":
-        raise ValueError(
-            f"checkpoint must be a run folder, or a .safetensors or .ckpt file of one, got {path}; other weights can be "
-            "what a run starts from (model.checkpoint)"
-        )
     content = read_checkpoint(path)
     state = RunState.from_dict(content[STATE_KEY])
     model = timm.create_model(
@@ -155,3 +146,26 @@ def load_classifier(checkpoint: str | Path) -> tuple[nn.Module, WeightsInfo]:
     weights = {name[len(prefix) :]: value for name, value in content["state_dict"].items() if name.startswith(prefix)}
     model.load_state_dict(weights)
     return model.eval(), state.info
+
+
+def describe_classifier(checkpoint: str | Path) -> WeightsInfo:
+    """What `load_classifier` says of a trained network's classes and images, without building the network."""
+    path = classifier_file(checkpoint)
+    if path.suffix == ".safetensors":
+        return read_info(path)
+    return RunState.from_dict(read_checkpoint(path)[STATE_KEY]).info
+
+
+def classifier_file(checkpoint: str | Path) -> Path:
+    """The file of a trained network: the one given, or the best weights of a run folder; raises as `load_classifier`."""
+    path = Path(checkpoint)
+    if path.is_dir():
+        path = RunFolder(path).best_weights
+        if not path.is_file():
+            raise FileNotFoundError(f"checkpoint must be a run folder with best.safetensors in it, got {checkpoint}")
+    if path.suffix not in (".safetensors", ".ckpt"):
+        raise ValueError(
+            f"checkpoint must be a run folder, or a .safetensors or .ckpt file of one, got {path}; other weights can be "
+            "what a run starts from (model.checkpoint)"
+        )
+    return path

@@ -8,16 +8,17 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import PIL.Image
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
 from polaformer.data.folders import walk_files
 from polaformer.data.images import ImageError, is_image_name, load_image
-from polaformer.data.transforms import evaluation_transform
+from polaformer.data.transforms import evaluation_crop, evaluation_transform
 from polaformer.models.weights import WeightsInfo
 
-from .networks import load_classifier
+from .networks import describe_classifier, load_classifier
 
 
 @dataclass(frozen=True)
@@ -73,6 +74,26 @@ def predict_images(
     device = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     files = list(find_images(paths))
     return _predict(model.to(device), info, files, top_k, batch_size, num_workers, device)
+
+
+def seen_pictures(checkpoint: str | Path, paths: Iterable[str | Path]) -> Iterator[PIL.Image.Image]:
+    """Yield what a network sees of image files: each resized and cropped to its square, grey where it sees grey.
+
+    Args:
+        checkpoint: weights file, .ckpt file, or run folder.
+        paths: files that can be read.
+
+    Yields:
+        One picture a file, in mode "RGB" or "L".
+
+    Raises:
+        ValueError: a file cannot be read, or the checkpoint is not a classifier of ours.
+        FileNotFoundError: there is no such checkpoint.
+    """
+    info = describe_classifier(checkpoint)
+    crop = evaluation_crop(info.img_size, info.interpolation, info.crop_pct)
+    for path in paths:
+        yield crop(load_image(path, info.in_chans))
 
 
 def find_images(paths: Iterable[str | Path]) -> Iterator[str]:
