@@ -43,6 +43,20 @@ def test_json(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     }
 
 
-def test_no_such_folder__is_a_finding(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check-data", str(tmp_path / "nowhere")]) == 1
-    assert "does not exist" in capsys.readouterr().out
+@pytest.mark.parametrize("form", [[], ["--json"]])
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("dogs", "dogs; did you mean dog?"),
+        ("dog/0.png", "dog/0.png, which is a file"),
+        ("dog/link", "dog/link, which is a link that leads nowhere"),
+    ],
+)
+def test_no_folder__a_mistake_in_the_command_line(
+    name: str, problem: str, form: list[str], photos: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (photos / "dog" / "link").symlink_to(photos / "nowhere")
+    assert main(["check-data", str(photos / name), *form]) == 2
+    captured = capsys.readouterr()
+    assert captured.out == ""
+    assert captured.err == f"polaformer check-data: error: PATH must be an existing folder, got {photos}/{problem}\n"

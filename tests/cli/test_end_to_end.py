@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import pytorch_lightning as pl
+import torch
 from PIL import Image
 
 from polaformer.runs.stopping import StoppingCallback
@@ -32,8 +33,14 @@ def photos(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 def test_folder_of_jpegs__fit_validate_predict(photos: Path, capsys: pytest.CaptureFixture[str]) -> None:
     workers = ["--data.num_workers", "0"]  # processes would cost more than these ten images
     assert main(["fit", "--data", "photos", "--epochs", "1", "--name", "one", *workers]) == 0
-    out = capsys.readouterr().out
+    out, messages = capsys.readouterr()
     assert "run folder  runs/one\n" in out
+    assert [line.split() for line in messages.splitlines()[:4]] == [
+        ["class", "train", "val"],
+        ["0", "dark", "4", "1"],
+        ["1", "light", "4", "1"],
+        ["all", "8", "2"],
+    ]
     assert "%|" not in out  # progress bars are not results
 
     assert main(["validate", "--checkpoint", "runs/one", "--json"]) == 0
@@ -102,8 +109,10 @@ def test_loss_that_is_not_finite__exit_1(photos: Path, capsys: pytest.CaptureFix
 @pytest.mark.parametrize(
     ("arguments", "problem"),
     [
-        (["--data", "nowhere"], "--data must be an existing file or folder, got nowhere"),
+        (["--data", "nowhere"], "--data must be an existing folder, got nowhere"),
         (["--data", "photos", "--checkpoint", "missing.pth"], "missing.pth"),
+        (["--data", "photos", "--checkpoint", "weights.pth"], "weights.pth is no PyTorch checkpoint"),
+        (["--data", "photos", "--checkpoint", "other.pth"], "other.pth does not fit"),
         (["--data", "photos", "--model.args", "{attn_tipe: LLSS}"], "model.args must be arguments of pola_pvt_nano"),
         (["--data", "photos", "--optim.opt", "adamq"], "adamq"),
         (["--data", "photos", "--batch-size", "0"], "data.batch_size must be at least 1, got 0"),
@@ -112,7 +121,9 @@ def test_loss_that_is_not_finite__exit_1(photos: Path, capsys: pytest.CaptureFix
 def test_mistake_found_below__one_line(
     arguments: list[str], problem: str, photos: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
+    Path("weights.pth").write_text("import torch")
+    torch.save({"head.weight": torch.ones(2, 3)}, "other.pth")
     assert main(["fit", *arguments, "--data.num_workers", "0"]) == 2
-    line = capsys.readouterr().err.splitlines()[-1]
+    (line,) = capsys.readouterr().err.splitlines()
     assert line.startswith("polaformer fit: error: ")
     assert problem in line

@@ -104,6 +104,8 @@ def test_print_recipe__can_be_trained_by(tmp_path: Path, capsys: pytest.CaptureF
         ),
         (["--resume", "a", "--config", "b"], "--resume goes on by the run's own recipe; leave out --config"),
         (["--resume", "nowhere"], "--resume must be an existing file or folder, got nowhere"),
+        (["--data", "qqqqqq"], "--data must be an existing folder, got qqqqqq"),
+        (["--data", __file__], f"--data must be an existing folder, got {__file__}, which is a file"),
         (["--resume", "a", "--name", "b"], "--resume goes on in the run's own folder; leave out --name"),
         (["--learning-rate", "1"], "unknown option --learning-rate; did you mean --lr?"),
         (["--optim.opt", "adamww"], "optim.opt must be a timm optimiser, got adamww; did you mean adamw?"),

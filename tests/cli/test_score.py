@@ -1,4 +1,5 @@
 import json
+from pathlib import Path
 
 import pytest
 
@@ -35,8 +36,14 @@ def test_validate__table(asked: dict[str, object], capsys: pytest.CaptureFixture
     assert asked == {"checkpoint": "run", "split": "validate", "data": None, "batch_size": None}
 
 
-def test_test__json(asked: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
-    arguments = ["--checkpoint", "run", "--data", "photos", "--batch-size", "7", "--json"]
+def test_test__json(asked: dict[str, object], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    arguments = ["--checkpoint", "run", "--data", str(tmp_path), "--batch-size", "7", "--json"]
     assert main(["test", *arguments]) == 0
     assert json.loads(capsys.readouterr().out) == SCORES
-    assert asked == {"checkpoint": "run", "split": "test", "data": "photos", "batch_size": 7}
+    assert asked == {"checkpoint": "run", "split": "test", "data": str(tmp_path), "batch_size": 7}
+
+
+def test_no_such_data__one_line(asked: dict[str, object], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["validate", "--checkpoint", "run", "--data", "qqqqqq"]) == 2
+    assert capsys.readouterr().err == "polaformer validate: error: --data must be an existing folder, got qqqqqq\n"
+    assert asked == {}

@@ -1,4 +1,3 @@
-import logging
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -101,19 +100,6 @@ def test_preprocessing_fills_what_the_config_leaves_open():
     assert colour.resolve_preprocessing(model).mean == [0.2, 0.3, 0.4]
     given = replace(config, in_chans=3, mean=[0.7, 0.8, 0.9])
     assert ClassificationDataModule(given, seed=0).resolve_preprocessing(model).mean == [0.7, 0.8, 0.9]
-
-
-def test_class_table_is_logged_once(tmp_path, caplog):
-    with caplog.at_level(logging.INFO, "polaformer"):
-        module = _module(_tree_config(write_tree(tmp_path, {"cat": 4, "dog": 7})))
-        module.setup("fit")
-    assert len(caplog.records) == 1
-    assert [line.split() for line in caplog.records[0].getMessage().splitlines()] == [
-        ["class", "train", "val"],
-        ["0", "cat", "3", "1"],
-        ["1", "dog", "5", "2"],
-        ["all", "8", "3"],
-    ]
 
 
 def test_given_class_names_number_the_images(tmp_path):

@@ -1,4 +1,5 @@
 import json
+import logging
 import os
 import subprocess
 import sys
@@ -50,9 +51,12 @@ def count_by_hand(model, root: Path) -> int:
         )
 
 
-def test_classes_are_matched_by_name_and_every_image_counts_once(images, weights):
+def test_classes_are_matched_by_name_and_every_image_counts_once(images, weights, caplog):
     path, model = weights
-    scores = evaluate(path, data=images, batch_size=7, progress=False)
+    with caplog.at_level(logging.INFO, "polaformer"):
+        scores = evaluate(path, data=images, batch_size=7, progress=False)
+    (table,) = caplog.messages
+    assert table.splitlines()[1].split() == ["0", "coral", "6", "34"]
     expected = count_by_hand(model, images / "val")
     assert 0 < expected < 101
     assert (scores["num_images"], scores["correct_top1"], scores["correct_top5"]) == (101, expected, 101)

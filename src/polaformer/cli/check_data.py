@@ -9,9 +9,12 @@ import json
 from polaformer.data.check import DataReport, check_data
 from polaformer_cli.console import say
 
+from .messages import check_folder
+
 
 def run(args: argparse.Namespace) -> int:
     """Print the report; exit status 1 where it holds errors."""
+    check_folder("PATH", args.path)
     report = check_data(args.path)
     say(json.dumps(report_values(report), indent=2) if args.json else report.render())
     return 0 if report.ok else 1

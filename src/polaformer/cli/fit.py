@@ -15,7 +15,7 @@ from polaformer.recipe import Recipe
 from polaformer_cli.console import nearest, say
 from polaformer_cli.parser import CommandFailure, UsageError
 
-from .messages import bars_on_stderr, check_place, end_bar
+from .messages import bars_on_stderr, check_folder, check_place, end_bar
 from .recipes import Setting, dump_recipe, load_recipe, suggest_key
 
 if TYPE_CHECKING:
@@ -43,7 +43,7 @@ def run(args: argparse.Namespace) -> int:
         say(dump_recipe(recipe))
         return 0
     check_model_name(recipe.model.name)
-    check_place("--data", args.data)
+    check_folder("--data", args.data)
     check_place("--checkpoint", args.checkpoint)
     check_optimizer_name(recipe.optim.opt)
     result = train(recipe, args.resume)

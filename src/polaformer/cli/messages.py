@@ -13,6 +13,7 @@ from typing import TextIO
 
 from tqdm import tqdm
 
+from polaformer.data.digits import DIGITS
 from polaformer_cli.console import complain, nearest
 from polaformer_cli.parser import UsageError
 
@@ -68,13 +69,22 @@ def bars_on_stderr() -> Iterator[None]:
         yield
 
 
-def check_place(option: str, path: str | None) -> None:
-    """Raise unless an option's file or folder is there, naming the nearest that is; 'digits' needs none."""
-    if path is None or (option == "--data" and path == "digits") or os.path.lexists(path):
+def check_place(option: str, path: str | None, kind: str = "file or folder") -> None:
+    """Raise unless an option's file or folder is there, naming the nearest that is."""
+    if path is None or os.path.lexists(path):
         return
     folder = Path(path).parent
     names = sorted(entry.name for entry in folder.iterdir()) if folder.is_dir() else []
-    raise UsageError(f"{option} must be an existing file or folder, got {path}{nearest(Path(path).name, names)}")
+    raise UsageError(f"{option} must be an existing {kind}, got {path}{nearest(Path(path).name, names)}")
+
+
+def check_folder(option: str, path: str | None) -> None:
+    """Raise unless an option's folder of images is there; 'digits' needs none."""
+    if path is None or path == DIGITS or os.path.isdir(path):
+        return
+    check_place(option, path, "folder")
+    state = "a link that leads nowhere" if not os.path.exists(path) else "a file"
+    raise UsageError(f"{option} must be an existing folder, got {path}, which is {state}")
 
 
 def end_bar() -> None:

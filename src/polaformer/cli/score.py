@@ -9,11 +9,12 @@ from collections.abc import Mapping
 from polaformer.runs import evaluate
 from polaformer_cli.console import say
 
-from .messages import bars_on_stderr
+from .messages import bars_on_stderr, check_folder
 
 
 def run(args: argparse.Namespace) -> int:
     """Score the checkpoint and print top-1, top-5, loss and the number of images."""
+    check_folder("--data", args.data)
     with bars_on_stderr():
         scores = evaluate(args.checkpoint, split=args.command, data=args.data, batch_size=args.batch_size)
     say(json.dumps(scores) if args.json else score_table(scores))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,7 +14,7 @@ from .digits import DIGITS, load_digits_split
 from .folders import scan_folder
 from .loaders import EvalLoader, TrainLoader
 from .samplers import EvalBatchSampler, Position, TrainBatchSampler
-from .split import DataSplit, LabelledImages, class_table
+from .split import DataSplit, LabelledImages
 from .transforms import Preprocessing, channel_statistics, evaluation_transform, training_transform
 
 try:
@@ -23,8 +22,6 @@ try:
     import torch.distributed as dist
 except ImportError as error:
     raise ImportError("training needs Lightning: pip install 'polaformer[train]'") from error
-
-logger = logging.getLogger("polaformer")
 
 
 class ClassificationDataModule(pl.LightningDataModule):
@@ -94,7 +91,7 @@ class ClassificationDataModule(pl.LightningDataModule):
         return self.preprocessing
 
     def setup(self, stage: str | None = None) -> None:
-        """List the images once and log the class table; later calls do nothing.
+        """List the images once; later calls do nothing.
 
         Args:
             stage: Lightning's; all roles are listed whatever it is.
@@ -111,8 +108,6 @@ class ClassificationDataModule(pl.LightningDataModule):
                 raise ValueError(f"the digits' classes are 0 to 9, got a model of {', '.join(self._given_names)}")
         else:
             self._split = scan_folder(config.path, config.val_fraction, config.split_seed, self._given_names)
-        if _rank_and_world_size()[0] == 0:
-            logger.info("%s", class_table(self._split))
 
     @property
     def split(self) -> DataSplit:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 from pathlib import Path
 from typing import Literal
 
 from polaformer.data.module import ClassificationDataModule
+from polaformer.data.split import class_table
 from polaformer.models.weights import WeightsInfo
 from polaformer.recipe import DataConfig, TrainConfig
 from polaformer.tasks.classification import ClassificationTask
@@ -15,6 +17,8 @@ from .folder import RunFolder
 from .networks import load_classifier
 from .recipes import read_recipe
 from .trainer import build_trainer, quiet_lightning
+
+logger = logging.getLogger("polaformer")
 
 
 def evaluate(
@@ -58,6 +62,8 @@ def evaluate(
     task = ClassificationTask(model, len(info.class_names))
     with quiet_lightning():
         trainer = build_trainer(machine or TrainConfig(), progress=progress)
+        if trainer.is_global_zero:
+            logger.info("%s", class_table(images.split))
         run, stage = (trainer.validate, "val") if split == "validate" else (trainer.test, "test")
         scores = run(task, datamodule=images, verbose=False)[0]
     num_images = round(scores[f"{stage}_images"])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import logging
 import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytorch_lightning as pl
 import timm
 
 from polaformer.data.module import ClassificationDataModule
+from polaformer.data.split import class_table
 from polaformer.models.weights import WeightsInfo
 from polaformer.recipe import Recipe
 from polaformer.tasks.classification import ClassificationTask
@@ -29,6 +31,8 @@ from .recipes import CHANGEABLE, changed_keys
 from .stopping import RunInterrupted, StoppingCallback
 from .timing import DataWaitCallback
 from .trainer import build_trainer, quiet_lightning
+
+logger = logging.getLogger("polaformer")
 
 
 @dataclass(frozen=True)
@@ -117,6 +121,8 @@ def fit(
             raise ValueError(
                 f"a resumed run must use as many processes as before, {plan.state.world_size}, got {trainer.world_size}"
             )
+        if trainer.is_global_zero:  # only now, when nothing is left that could be wrong with the arguments
+            logger.info("%s", class_table(plan.data.split))
         try:
             trainer.fit(plan.task, datamodule=plan.data, ckpt_path=None if checkpoint is None else str(checkpoint))
         except (RunInterrupted, RuntimeError):
@@ -158,11 +164,16 @@ def make_plan(recipe: Recipe | None, checkpoint: Path | None) -> Plan:
     check_recipe(recipe, initial_weights=state is None)
     if state is None:
         check_name_is_free(recipe)
-    data = load_data(recipe)
+    data = prepare_data(recipe)
     recipe = resolve(recipe, data)
-    info = describe_network(recipe.model, data)
     if state is not None:
-        check_same_run(state, recipe, data)
+        check_same_run(state, recipe)
+    data.setup("fit")
+    if data.num_val == 0:
+        raise ValueError(f"data.path must hold images to evaluate on, got none held out in {recipe.data.path!r}")
+    if state is not None:
+        check_same_images(state, data)
+    info = describe_network(recipe.model, data)
     data.check_labels(len(info.class_names))
     seed_generators(recipe.train.seed)
     task = ClassificationTask(
@@ -176,15 +187,12 @@ def make_plan(recipe: Recipe | None, checkpoint: Path | None) -> Plan:
     return Plan(recipe, data, info, task, state)
 
 
-def load_data(recipe: Recipe) -> ClassificationDataModule:
-    """List the images of a recipe, normalised as its model expects."""
+def prepare_data(recipe: Recipe) -> ClassificationDataModule:
+    """The images of a recipe, normalised as its model expects; nothing is listed yet."""
     data = ClassificationDataModule(recipe.data, seed=recipe.train.seed)
     pretrained_cfg = timm.get_pretrained_cfg(recipe.model.name)
     assert pretrained_cfg is not None, "check_recipe has found the model"
     data.resolve_preprocessing(pretrained_cfg.to_dict())
-    data.setup("fit")
-    if data.num_val == 0:
-        raise ValueError(f"data.path must hold images to evaluate on, got none held out in {recipe.data.path!r}")
     return data
 
 
@@ -197,7 +205,7 @@ def resolve(recipe: Recipe, data: ClassificationDataModule) -> Recipe:
     )
 
 
-def check_same_run(state: RunState, recipe: Recipe, data: ClassificationDataModule) -> None:
+def check_same_run(state: RunState, recipe: Recipe) -> None:
     """Raise ValueError when a run cannot go on under this recipe, or is finished."""
     changes = changed_keys(state.recipe, recipe)
     if changes:
@@ -205,19 +213,27 @@ def check_same_run(state: RunState, recipe: Recipe, data: ClassificationDataModu
         raise ValueError(
             f"a resumed run must keep {key} = {old!r}, got {new!r}; only {', '.join(CHANGEABLE)} may change"
         )
-    if data.class_names != state.info.class_names or data.num_train != state.num_train:
+    epochs = recipe.train.epochs
+    cool_down = total_epochs(recipe.optim, epochs) - epochs
+    if state.epoch >= epochs + cool_down:
+        shown = f" and {cool_down} of cool-down" if cool_down else ""
         raise ValueError(
-            f"a resumed run must find the images it started with: {state.num_train} to train on in "
-            f"{len(state.info.class_names)} classes, got {data.num_train} in {len(data.class_names)} "
-            f"at {recipe.data.path}"
-        )
-    epochs = total_epochs(recipe.optim, recipe.train.epochs)
-    if state.epoch >= epochs:
-        raise ValueError(
-            f"the run has already done {state.epoch} epochs of {epochs} asked for; raise train.epochs to train on"
+            f"train.epochs must be above {state.epoch - cool_down} to go on, got {epochs}: "
+            f"the run has done {state.epoch - cool_down} epochs{shown}"
         )
     limit = recipe.train.max_steps
     if limit is not None and state.updates >= limit:
         raise ValueError(
-            f"the run has already done {state.updates} updates of {limit} asked for; raise train.max_steps to train on"
+            f"train.max_steps must be above {state.updates} to go on, got {limit}: "
+            f"the run has done {state.updates} updates"
+        )
+
+
+def check_same_images(state: RunState, data: ClassificationDataModule) -> None:
+    """Raise ValueError when the images are not those a run started with."""
+    if data.class_names != state.info.class_names or data.num_train != state.num_train:
+        raise ValueError(
+            f"a resumed run must find the images it started with: {state.num_train} to train on in "
+            f"{len(state.info.class_names)} classes, got {data.num_train} in {len(data.class_names)} "
+            f"at {data.config.path}"
         )
