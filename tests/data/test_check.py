@@ -37,8 +37,8 @@ def test_bad_files_come_first_and_are_errors(tmp_path):
     assert [problem.severity for problem in report.problems] == ["error"] * 3 + ["warning"]
     found = _by_name(report)
     assert found["bad_empty.jpg"] == ("error", "is empty (0 bytes)")
-    assert found["bad_text.jpg"][1].startswith("is no image in a known format")
-    assert "truncated" in found["bad_truncated.jpg"][1]
+    assert found["bad_text.jpg"][1] == "is no image in a known format"
+    assert found["bad_truncated.jpg"][1] == "is cut short: the file ends within the image"
     assert found["small.png"] == ("warning", "is small (31x40 pixels, under 32)")
     text = report.render(most=2).splitlines()
     assert text[-2:] == ["... and 2 more", "3 errors, 1 warning"]
@@ -56,13 +56,18 @@ def test_unusual_but_sound_files_are_no_problems(tmp_path):
 def test_strips_other_endings_empty_folders_and_stray_images(tmp_path):
     write_tree(tmp_path, {"cat": 4, "dog": 4, "yak": 0, ".": 1})
     noise(32 * 21, 32, 91).save(tmp_path / "cat" / "strip.png")
-    (tmp_path / "cat" / "labels.txt").write_text("x")
+    for name in ("cat/labels.txt", "cat/readme", "dog/a.HEIC", "dog/b.heic", "dog/c.dng", "cat/labels/2.txt"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x")
     report = check_data(tmp_path)
     assert report.ok
     assert [problem.reason for problem in report.problems] == [
         f"{tmp_path}: class folders without images are left out: 'yak'",
-        f"{tmp_path}: left out 1 image beside the class folders",
-        "1 file ending in .txt passed over",
+        f"left out 1 image beside the class folders: {tmp_path}/000.png",
+        f"1 file ending in .dng passed over: {tmp_path}/dog/c.dng; convert to JPEG or PNG",
+        f"2 files ending in .heic passed over, such as {tmp_path}/dog/a.HEIC; convert to JPEG or PNG",
+        f"2 files ending in .txt passed over, such as {tmp_path}/cat/labels/2.txt",
+        f"1 file without ending passed over: {tmp_path}/cat/readme",
         "is a strip (672x32 pixels), of which a square shows little",
     ]
 
@@ -86,7 +91,7 @@ def test_equal_files_in_two_sets_or_two_classes(tmp_path):
     ("counts", "message"),
     [
         ({".": 3}, "holds 3 images but no class folders"),
-        ({"train/cat": 1, "train/dog": 1, "val/yak": 1}, "val holds images of 'yak', which the class table lacks"),
+        ({"train/cat": 1, "train/dog": 1, "val/yak": 1}, "val holds images of 'yak', which the training folder lacks"),
     ],
 )
 def test_unusable_folder_is_one_error(tmp_path, counts, message):

@@ -129,12 +129,19 @@ def _truncated(kind: str) -> bytes:
     return content[: len(content) // 2]
 
 
+def _broken_png() -> bytes:
+    content = encode(noise(97, 61, 2), "PNG")
+    start = content.index(b"IDAT") + 4  # of the compressed pixels
+    return content[:start] + bytes(20) + content[start + 20 :]
+
+
 BAD_FILES = {
-    "truncated jpg": (_truncated("JPEG"), "truncated"),
-    "truncated png": (_truncated("PNG"), "truncated|broken"),
+    "truncated jpg": (_truncated("JPEG"), "is cut short: the file ends within the image$"),
+    "truncated png": (_truncated("PNG"), "is cut short: the file ends within the image$"),
     "empty": (b"", r"is empty \(0 bytes\)"),
     "text as jpg": (b"<html>not found</html>", "no image in a known format"),
-    "no pixels": (png_of_claimed_size(0, 5), "without pixels"),
+    "no pixels": (png_of_claimed_size(0, 5), "no image in a known format"),
+    "changed bytes": (_broken_png(), r"is damaged \(broken data stream when reading image file\)$"),
     "bomb": (png_of_claimed_size(20_011, 20_021), "decompression bomb"),
     "float with nan": (encode(Image.new("F", (7, 5), float("nan")), "TIFF"), "NaN or infinite"),
     "float out of range": (encode(Image.new("F", (7, 5), 1e6), "TIFF"), "0..65535, got values up to 1e"),

@@ -56,6 +56,8 @@ def plain_messages(program: str) -> Iterator[None]:
     try:
         with warnings.catch_warnings():
             warnings.showwarning = show
+            # Of odd files, without their names; a file that cannot be used is named with the reason all the same.
+            warnings.filterwarnings("ignore", module=r"PIL\.")
             yield
     finally:
         logger.setLevel(level)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Literal
 
 from .digits import DIGITS, load_digits_split
-from .folders import read_folder
-from .images import ImageError, load_image
+from .folders import first_of, passed_over, read_folder
+from .images import CONVERTIBLE_EXTENSIONS, ImageError, load_image
 from .names import counted, printable
 from .split import DataSplit, LabelledImages, class_table
 
@@ -107,8 +107,9 @@ def check_data(
         return DataReport(root, None, [Problem(root, str(error), "error")])
     problems = [Problem(root, note, "warning") for note in split.notes]
     problems += [
-        Problem(root, f"{counted(count, 'file')} ending in {ending} passed over", "warning")
+        Problem(root, f"{passed_over(count, ending)}{first_of(count, split.first_ignored[ending])}", "warning")
         for ending, count in sorted(split.ignored.items())
+        if ending not in CONVERTIBLE_EXTENSIONS  # those are among the notes
     ]
     if not len(split.val):
         problems.append(

@@ -18,17 +18,19 @@ import os
 import unicodedata
 import warnings
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image
 
-from .images import IMAGE_EXTENSIONS, is_image_name, load_image
+from .images import CONVERTIBLE_EXTENSIONS, IMAGE_EXTENSIONS, is_image_name, load_image
+from .listing import is_folder, visible, walk_files
 from .names import counted, printable
 from .packed import PackedStrings
 from .split import DataSplit, held_out
 
+NO_ENDING = "no ending"
 HELD_OUT_NAMES = ("val", "valid", "validation")
 
 
@@ -89,7 +91,7 @@ def read_folder(
     Raises:
         ValueError: path is no folder, or one below it cannot be listed; there are images but no class folders; no
             images; fewer than two classes and no class_names; a class's name cannot be written down; a set holds a
-            class that the class table lacks; two held-out folders.
+            class that the training folder or the model lacks; two held-out folders.
     """
     root = Path(path)
     if not os.path.isdir(root):  # Path.is_dir() raises for a name that is too long
@@ -100,6 +102,7 @@ def read_folder(
     if not sets:
         found = _Found(root)
         table = _class_table(found, class_names)
+        found.check_classes(table, class_names is not None)
         chosen = held_out(found.names, found.labels(table), val_fraction, split_seed)
         split = DataSplit(table, found.images(table, ~chosen), found.images(table, chosen))
         founds = [found]
@@ -107,6 +110,8 @@ def read_folder(
         by_role = {role: _Found(folder) for role, folder in sets.items()}
         founds = list(by_role.values())
         table = _class_table(by_role.get("train", founds[0]), class_names)
+        for found in founds:
+            found.check_classes(table, class_names is not None)
         split = _split_of_sets(by_role, table, val_fraction, split_seed)
     _add_notes(split, founds)
     return split
@@ -114,7 +119,7 @@ def read_folder(
 
 def _named_sets(root: Path, evaluating: bool) -> dict[str, Path]:
     """Folders of the first layout by role (train, val, test); empty for the second."""
-    folders = {entry.name: Path(entry.path) for entry in _visible(root) if _is_folder(entry)}
+    folders = {entry.name: Path(entry.path) for entry in visible(root) if is_folder(entry)}
     roles = {"train": "train", "test": "test", **dict.fromkeys(HELD_OUT_NAMES, "val")}
     named = [name for name in folders if name.lower() in roles]
     sets: dict[str, Path] = {}
@@ -137,15 +142,18 @@ class _Found:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.ignored: Counter[str] = Counter()
+        self.first_ignored: dict[str, str] = {}
         self.names: list[str] = []
         self.counts: dict[str, int] = {}
         self.stray = 0  # images beside the class folders, in none of them
-        for entry in _visible(root):
-            if _is_folder(entry):
+        self.first_stray = ""
+        for entry in visible(root):
+            if is_folder(entry):
                 names = self._images_of_class(entry)
                 self.counts[entry.name] = len(names)
                 self.names += names
             elif is_image_name(entry.name):
+                self.first_stray = self.first_stray or entry.path
                 self.stray += 1
 
     def _images_of_class(self, folder: os.DirEntry[str]) -> list[str]:
@@ -154,16 +162,21 @@ class _Found:
             if is_image_name(name.rpartition("/")[2]):
                 names.append(f"{folder.name}/{name}")
             else:
-                self.ignored[os.path.splitext(name)[1].lower() or "no ending"] += 1
+                ending = os.path.splitext(name)[1].lower() or NO_ENDING
+                self.ignored[ending] += 1
+                self.first_ignored.setdefault(ending, os.path.join(folder.path, *name.split("/")))
         return sorted(names)
+
+    def check_classes(self, table: list[str], of_model: bool) -> None:
+        unknown = [name for name, count in self.counts.items() if count and name not in set(table)]
+        if unknown:
+            knower = "the model does not know: its" if of_model else "the training folder lacks: its"
+            raise ValueError(
+                f"{self.root} holds images of {_quoted(unknown)}, which {knower} classes are {_quoted(table)}"
+            )
 
     def labels(self, table: list[str]) -> np.ndarray:
         number = {name: label for label, name in enumerate(table)}
-        unknown = [name for name, count in self.counts.items() if count and name not in number]
-        if unknown:
-            raise ValueError(
-                f"{self.root} holds images of {_quoted(unknown)}, which the class table lacks: {_quoted(table)}"
-            )
         return np.asarray([number[name.split("/", 1)[0]] for name in self.names], dtype=np.int64)
 
     def images(self, table: list[str], chosen: np.ndarray | None = None) -> ImageList:
@@ -180,9 +193,11 @@ def _class_table(found: _Found, class_names: list[str] | None) -> list[str]:
         )
     if not found.names:
         others = ", ".join(f"{count} {ending}" for ending, count in sorted(found.ignored.items()))
+        convertible = [ending for ending in sorted(found.ignored) if ending in CONVERTIBLE_EXTENSIONS]
         raise ValueError(
             f"{found.root} holds no images in class folders (endings {' '.join(IMAGE_EXTENSIONS)})"
             + (f"; other files found: {others}" if others else "")
+            + (f"; convert {' and '.join(convertible)} to JPEG or PNG" if convertible else "")
         )
     if class_names is not None:
         return list(class_names)
@@ -221,57 +236,49 @@ def _add_notes(split: DataSplit, founds: list[_Found]) -> None:
     ]
     for found in founds:
         split.ignored += found.ignored
+        split.first_ignored = found.first_ignored | split.first_ignored
         empty = [name for name, count in found.counts.items() if not count]
         if empty:
             split.notes.append(f"{found.root}: class folders without images are left out: {_quoted(empty)}")
         if found.stray:
-            split.notes.append(f"{found.root}: left out {counted(found.stray, 'image')} beside the class folders")
+            images = counted(found.stray, "image")
+            split.notes.append(f"left out {images} beside the class folders{first_of(found.stray, found.first_stray)}")
+        split.notes += [
+            f"{passed_over(count, ending)}{first_of(count, found.first_ignored[ending])}; convert to JPEG or PNG"
+            for ending, count in sorted(found.ignored.items())
+            if ending in CONVERTIBLE_EXTENSIONS
+        ]
+    _note_missing(split, founds)
+
+
+def _note_missing(split: DataSplit, founds: list[_Found]) -> None:
+    """Note the classes that a set has no images of, with the reason."""
+    in_one_folder = len(founds) == 1
     for images, purpose in ((split.train, "train on"), (split.val, "validate on"), (split.test, "test on")):
         if images is None or len(images) == 0:
             continue
         present = set(np.unique(images.labels).tolist())
         missing = [name for label, name in enumerate(split.class_names) if label not in present]
-        if missing:
-            split.notes.append(f"no images to {purpose} of {_quoted(missing)}; class numbers are unchanged")
+        single = [name for name in missing if in_one_folder and founds[0].counts.get(name)]
+        absent = [name for name in missing if name not in single]
+        if single:
+            split.notes.append(
+                f"no images to {purpose} of {_quoted(single)}: there is one image, which is trained on; add another"
+            )
+        if absent:
+            assert isinstance(images, ImageList)
+            split.notes.append(f"no images to {purpose} of {_quoted(absent)}: {images.root} holds none")
 
 
-def walk_files(folder: str | os.PathLike[str], above: frozenset[str] = frozenset()) -> Iterator[str]:
-    """Yield the files in and below a folder, links followed, hidden names and links that lead back up left out.
-
-    Args:
-        folder: where to look.
-        above: real paths of the folders that led here.
-
-    Yields:
-        Names relative to the folder with forward slashes, each folder's in plain sorted order.
-
-    Raises:
-        ValueError: a folder cannot be listed.
-    """
-    place = os.path.realpath(folder)
-    if place in above:
-        return
-    for entry in _visible(folder):
-        if _is_folder(entry):
-            yield from (f"{entry.name}/{name}" for name in walk_files(entry, above | {place}))
-        else:
-            yield entry.name
+def passed_over(count: int, ending: str) -> str:
+    """'3 files ending in .txt passed over'."""
+    with_ending = "without ending" if ending == NO_ENDING else f"ending in {ending}"
+    return f"{counted(count, 'file')} {with_ending} passed over"
 
 
-def _visible(folder: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            shown = [entry for entry in entries if not entry.name.startswith(".") and entry.name != "__MACOSX"]
-    except OSError as error:
-        raise ValueError(f"{printable(os.fspath(folder))} cannot be listed: {error.strerror}") from error
-    return sorted(shown, key=lambda entry: entry.name)
-
-
-def _is_folder(entry: os.DirEntry[str]) -> bool:
-    try:
-        return entry.is_dir()
-    except OSError:  # a link to itself: no folder, and reading it as a file says what is wrong
-        return False
+def first_of(count: int, path: str) -> str:
+    """': PATH' for one file, ', such as PATH' for more."""
+    return f": {printable(path)}" if count == 1 else f", such as {printable(path)}"
 
 
 def _quoted(names: Sequence[str], most: int = 10) -> str:

@@ -32,6 +32,26 @@ IMAGE_EXTENSIONS = (
 # fmt: on
 """File name endings taken for images; compared without regard to case."""
 
+CONVERTIBLE_EXTENSIONS = (
+    ".arw",
+    ".cr2",
+    ".cr3",
+    ".dng",
+    ".heic",
+    ".heif",
+    ".jxl",
+    ".nef",
+    ".orf",
+    ".psd",
+    ".raf",
+    ".rw2",
+)
+"""Endings of pictures that are not read, but that other programs save as JPEG or PNG."""
+
+
+class _Unusable(ValueError):
+    """A file that is whole, yet no image for us; its text is the reason."""
+
 
 class ImageError(ValueError):
     """An image file that cannot be used.
@@ -87,15 +107,15 @@ def _check_content(source: str | os.PathLike[str] | bytes) -> None:
         size = len(source)
     else:
         if os.path.islink(source) and not os.path.exists(source):
-            raise ValueError("is a link that leads to no file")
+            raise _Unusable("is a link that leads to no file")
         status = os.stat(source)
         if stat.S_ISDIR(status.st_mode):
-            raise ValueError("is a folder")
+            raise _Unusable("is a folder")
         if not stat.S_ISREG(status.st_mode):  # opening a named pipe would wait for a writer for ever
-            raise ValueError("is no regular file")
+            raise _Unusable("is no regular file")
         size = status.st_size
     if size == 0:
-        raise ValueError("is empty (0 bytes)")
+        raise _Unusable("is empty (0 bytes)")
 
 
 def _decode(source: str | os.PathLike[str] | bytes, mode: str) -> Image.Image:
@@ -124,11 +144,11 @@ def _unit_from_32_bit(pixels: np.ndarray) -> np.ndarray:
 
 def _unit_from_float(pixels: np.ndarray) -> np.ndarray:
     if not np.isfinite(pixels).all():
-        raise ValueError("holds NaN or infinite values")
+        raise _Unusable("holds NaN or infinite values")
     for full_scale in (1.0, 255.0, 65535.0):
         if pixels.max() <= full_scale:
             return pixels.astype(np.float64) / full_scale
-    raise ValueError(f"float image must stay within 0..1, 0..255 or 0..65535, got values up to {pixels.max():g}")
+    raise _Unusable(f"float image must stay within 0..1, 0..255 or 0..65535, got values up to {pixels.max():g}")
 
 
 _TO_UNIT: dict[str, Callable[[np.ndarray], np.ndarray]] = {
@@ -148,9 +168,14 @@ def _reason(error: Exception) -> str:
     if isinstance(error, PermissionError):
         return "may not be read (permission denied)"
     if isinstance(error, UnidentifiedImageError):
-        return "is no image in a known format, whatever its name says, or one without pixels"
+        return "is no image in a known format"
     if isinstance(error, Image.DecompressionBombError):
         return f"is too large, maybe a decompression bomb: {error}"
     if isinstance(error, OSError) and error.strerror:
         return f"cannot be read: {error.strerror}"
-    return " ".join(str(error).split()) or type(error).__name__
+    if isinstance(error, _Unusable):
+        return str(error)
+    text = " ".join(str(error).split())
+    if isinstance(error, EOFError) or "truncated" in text.lower():
+        return "is cut short: the file ends within the image"
+    return f"is damaged ({text or type(error).__name__})"

@@ -45,6 +45,7 @@ class DataSplit:
         test: a further held-out set, where there is one.
         notes: what the user should know, one line each.
         ignored: files passed over because of their ending, counted by ending.
+        first_ignored: path of the first of each ending.
     """
 
     class_names: list[str]
@@ -53,6 +54,7 @@ class DataSplit:
     test: LabelledImages | None = None
     notes: list[str] = field(default_factory=list)
     ignored: Counter[str] = field(default_factory=Counter)
+    first_ignored: dict[str, str] = field(default_factory=dict)
 
 
 def class_table(split: DataSplit, most: int = 20) -> str:

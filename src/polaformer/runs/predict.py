@@ -13,8 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset
 
-from polaformer.data.folders import walk_files
 from polaformer.data.images import ImageError, is_image_name, load_image
+from polaformer.data.listing import walk_files
 from polaformer.data.transforms import evaluation_crop, evaluation_transform
 from polaformer.models.weights import WeightsInfo
 
