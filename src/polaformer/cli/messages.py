@@ -91,4 +91,5 @@ def check_folder(option: str, path: str | None) -> None:
 
 def end_bar() -> None:
     """Leave the line of a progress bar that was cut short."""
-    sys.stderr.write("\n")
+    if sys.stderr.isatty():
+        sys.stderr.write("\n")

@@ -42,7 +42,7 @@ def evaluate(
             split.
         batch_size: images a batch on each process; None takes the run's.
         machine: accelerator, devices, strategy and precision; None takes what the machine has, in 32 bits.
-        progress: show a progress bar.
+        progress: show a progress bar, where stdout is a terminal.
 
     Returns:
         top1 and top5 (shares, 0 to 1), loss (mean cross-entropy), num_images, num_classes, correct_top1, correct_top5.

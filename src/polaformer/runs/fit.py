@@ -27,6 +27,7 @@ from .folder import FolderCallback, RunFolder, check_name_is_free
 from .guard import NonFiniteGuard
 from .history import HistoryCallback
 from .networks import build_network, describe_network
+from .progress import EpochLines, on_terminal
 from .recipes import CHANGEABLE, changed_keys
 from .stopping import RunInterrupted, StoppingCallback
 from .timing import DataWaitCallback
@@ -78,7 +79,7 @@ def fit(
         recipe: the run; None with `resume` takes the run's own.
         resume: folder of the run, or one of its .ckpt files.
         callbacks: further Lightning callbacks, run before the library's own.
-        progress: show a progress bar.
+        progress: show a progress bar where stdout is a terminal, else log a line an epoch.
 
     Returns:
         Folder and best score.
@@ -99,12 +100,14 @@ def fit(
     ema = None if recipe.train.ema_decay is None else EmaCallback(recipe.train.ema_decay)
     checkpoints = CheckpointCallback(files, recipe, plan.info, plan.data.num_train, ema)
     stopping = StoppingCallback(checkpoints, recipe.train.max_steps)
+    history = HistoryCallback(files, timing)
     # In this order: what a checkpoint holds must be up to date before it is written, and waiting is timed last.
     ours = [
         files,
         *([] if ema is None else [ema]),
         NonFiniteGuard(),
-        HistoryCallback(files, timing),
+        history,
+        *([EpochLines(history)] if progress and not on_terminal() else []),
         checkpoints,
         stopping,
         timing,

@@ -11,11 +11,11 @@ from typing import Any, Literal
 
 import pytorch_lightning as pl
 import torch
-from pytorch_lightning.callbacks import TQDMProgressBar
 
 from polaformer.recipe import TrainConfig
 
 from .checkpoints import AtomicCheckpointIO
+from .progress import ProgressBar, on_terminal
 
 PRECISIONS: dict[str, Literal["32-true", "64-true", "bf16-mixed", "16-mixed"]] = {
     "32": "32-true",
@@ -37,15 +37,6 @@ OTHERS_NOISE = (
 """Warnings of Lightning and torch that tell a user of these commands nothing."""
 
 
-class ProgressBar(TQDMProgressBar):
-    """Lightning's bar, with epochs counted from 1 as everywhere else in a run."""
-
-    def on_train_epoch_start(self, trainer: pl.Trainer, *_: Any) -> None:
-        """Lightning's hook."""
-        super().on_train_epoch_start(trainer)
-        self.train_progress_bar.set_description(f"Epoch {trainer.current_epoch + 1} of {trainer.max_epochs}")
-
-
 def build_trainer(
     train: TrainConfig,
     *,
@@ -61,7 +52,7 @@ def build_trainer(
         max_epochs: epochs to train, cool-down included.
         clip_grad: largest gradient norm; None for no clipping.
         callbacks: in the order their hooks run.
-        progress: show a progress bar.
+        progress: show a progress bar, where stdout is a terminal.
 
     Returns:
         A Trainer that logs nowhere and saves nothing by itself.
@@ -69,7 +60,7 @@ def build_trainer(
     Raises:
         ValueError: the machine lacks what is asked for, or precision 16 is asked for without a GPU.
     """
-    bar = [ProgressBar(refresh_rate=5)] if progress else []
+    bar = [ProgressBar(refresh_rate=5)] if progress and on_terminal() else []
     machine = processes(train.devices)
     if train.accelerator == "gpu" and not torch.cuda.is_available() and not torch.backends.mps.is_available():
         raise ValueError("train.accelerator must be cpu or auto on this machine, got gpu: torch finds none")
@@ -89,7 +80,7 @@ def build_trainer(
         logger=False,
         enable_checkpointing=False,
         enable_model_summary=False,
-        enable_progress_bar=progress,
+        enable_progress_bar=bool(bar),
         num_sanity_val_steps=0,
         use_distributed_sampler=False,  # the data module's samplers know the processes
         **machine,
