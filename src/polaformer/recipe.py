@@ -98,8 +98,8 @@ class OptimConfig:
     """Largest gradient norm; null for no clipping."""
     sched: Literal["cosine", "constant"] = "cosine"
     """Schedule after the warm-up, stepped at every update."""
-    warmup_epochs: float = 5.0
-    """Epochs of linear warm-up; inside epochs, not added to them."""
+    warmup_epochs: float | None = None
+    """Epochs of linear warm-up; inside epochs, not added to them. null takes a sixth of train.epochs, at most 5."""
     warmup_lr: float = 1e-6
     """Rate at the first step (scaled like lr)."""
     min_lr: float = 1e-5

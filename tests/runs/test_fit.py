@@ -238,3 +238,21 @@ def test_frozen_parameters_stay_and_batches_accumulate(images, tmp_path):
     end = load_weights(result.best_weights)[0].state_dict()
     for name, value in start.weights.items():
         assert torch.equal(end[name], value) == name.startswith(("blocks.0.", "patch_embed")), name
+
+
+@pytest.mark.slow
+def test_warm_up_is_resolved_once_and_kept_on_resume(images, tmp_path):
+    recipe = tiny_recipe(images, tmp_path, epochs=1, ema_decay=None)
+    recipe = replace(recipe, optim=replace(recipe.optim, warmup_epochs=None))
+    result = fit(recipe, progress=False)  # without a warning, which would be an error here
+    assert read_recipe(result.folder / "recipe.yaml").optim.warmup_epochs == pytest.approx(1 / 6)
+    fit(replace(recipe, train=replace(recipe.train, epochs=2)), resume=result.folder, progress=False)
+    assert read_recipe(result.folder / "recipe.yaml").optim.warmup_epochs == pytest.approx(1 / 6)
+
+
+def test_settings_without_effect_are_warned_of_at_the_line_of_the_caller(tmp_path):
+    recipe = tiny_recipe(tmp_path / "none", tmp_path, epochs=2)
+    recipe = replace(recipe, optim=replace(recipe.optim, warmup_epochs=2.0))
+    with pytest.warns(UserWarning, match="never leaves the warm-up") as caught, pytest.raises(ValueError, match="none"):
+        fit(recipe, progress=False)
+    assert [warning.filename for warning in caught] == [__file__]

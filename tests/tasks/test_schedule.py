@@ -1,11 +1,9 @@
-import warnings
-
 import pytest
 import torch
 from timm.scheduler import CosineLRScheduler
 
 from polaformer.recipe import OptimConfig
-from polaformer.tasks.schedule import build_schedule, total_epochs
+from polaformer.tasks.schedule import build_schedule, inert_settings, total_epochs, warmup_epochs
 
 
 def build(epochs=7, updates=13, images=96, **optim):
@@ -59,14 +57,22 @@ def test_rate_must_be_positive():
         build(lr=0.0)
 
 
-def test_warm_up_as_long_as_training_warns():
-    with pytest.warns(UserWarning, match="never leaves the warm-up"):
-        build(epochs=3, warmup_epochs=3.0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        build(epochs=3, warmup_epochs=2.9)
+def test_warm_up_that_is_not_given_fits_the_training():
+    for epochs, expected in ((1, 1 / 6), (12, 2.0), (30, 5.0), (300, 5.0)):
+        assert warmup_epochs(OptimConfig(), epochs) == pytest.approx(expected)
+    assert warmup_epochs(OptimConfig(warmup_epochs=7.0), 3) == 7.0
+    assert build(epochs=12, updates=13, warmup_epochs=None).warmup_updates == 26
 
 
-def test_cool_down_without_cosine_warns():
-    with pytest.warns(UserWarning, match="cooldown_epochs has no effect"):
-        build(sched="constant", cooldown_epochs=1.0)
+def test_warm_up_as_long_as_training_is_noted():
+    (note,) = inert_settings(OptimConfig(warmup_epochs=3.0), 3)
+    assert note == (
+        "optim.warmup_epochs should be below train.epochs = 3, got 3: the learning rate never leaves the warm-up"
+    )
+    assert inert_settings(OptimConfig(warmup_epochs=2.9), 3) == []
+    assert inert_settings(OptimConfig(), 1) == []
+
+
+def test_cool_down_without_cosine_is_noted():
+    (note,) = inert_settings(OptimConfig(sched="constant", cooldown_epochs=1.0), 7)
+    assert note.startswith("optim.cooldown_epochs has no effect with optim.sched constant")

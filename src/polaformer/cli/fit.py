@@ -141,7 +141,8 @@ def suggest_option(word: str) -> str:
 
 def keep_warmup_share(recipe: Recipe, planned_epochs: int) -> None:
     """Shorten or lengthen the warm-up with the training, so that --epochs 1 still reaches the peak rate."""
-    recipe.optim.warmup_epochs = round(recipe.optim.warmup_epochs * recipe.train.epochs / planned_epochs, 6)
+    if recipe.optim.warmup_epochs is not None:  # the default keeps its share by itself
+        recipe.optim.warmup_epochs = round(recipe.optim.warmup_epochs * recipe.train.epochs / planned_epochs, 6)
 
 
 def check_model_name(name: str) -> None:

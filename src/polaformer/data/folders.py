@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import os
 import unicodedata
-import warnings
 from collections import Counter, defaultdict
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,6 +23,7 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
+from ..notices import warn_user
 from .images import CONVERTIBLE_EXTENSIONS, IMAGE_EXTENSIONS, is_image_name, load_image
 from .listing import is_folder, visible, walk_files
 from .names import counted, printable
@@ -79,7 +79,7 @@ def scan_folder(
     """
     split = read_folder(path, val_fraction, split_seed, class_names)
     for note in split.notes:
-        warnings.warn(note, UserWarning, stacklevel=2)
+        warn_user(note)
     return split
 
 

@@ -15,10 +15,11 @@ import timm
 from polaformer.data.module import ClassificationDataModule
 from polaformer.data.split import class_table
 from polaformer.models.weights import WeightsInfo
+from polaformer.notices import warn_user
 from polaformer.recipe import Recipe
 from polaformer.tasks.classification import ClassificationTask
 from polaformer.tasks.randomness import seed_generators
-from polaformer.tasks.schedule import total_epochs
+from polaformer.tasks.schedule import inert_settings, total_epochs, warmup_epochs
 
 from .checking import check_recipe
 from .checkpoints import STATE_KEY, CheckpointCallback, RunState, find_checkpoint, read_checkpoint
@@ -168,9 +169,11 @@ def make_plan(recipe: Recipe | None, checkpoint: Path | None) -> Plan:
     if state is None:
         check_name_is_free(recipe)
     data = prepare_data(recipe)
-    recipe = resolve(recipe, data)
+    recipe = resolve(recipe, data, state)
     if state is not None:
         check_same_run(state, recipe)
+    for note in inert_settings(recipe.optim, recipe.train.epochs):
+        warn_user(note)
     data.setup("fit")
     if data.num_val == 0:
         raise ValueError(f"data.path must hold images to evaluate on, got none held out in {recipe.data.path!r}")
@@ -199,12 +202,14 @@ def prepare_data(recipe: Recipe) -> ClassificationDataModule:
     return data
 
 
-def resolve(recipe: Recipe, data: ClassificationDataModule) -> Recipe:
-    """The recipe with mean and standard deviation filled in."""
+def resolve(recipe: Recipe, data: ClassificationDataModule, state: RunState | None) -> Recipe:
+    """The recipe with mean, standard deviation and warm-up filled in; a resumed run keeps its warm-up."""
     preprocessing = data.preprocessing
+    optim = recipe.optim if recipe.optim.warmup_epochs is not None or state is None else state.recipe.optim
     return dataclasses.replace(
         recipe,
         data=dataclasses.replace(recipe.data, mean=list(preprocessing.mean), std=list(preprocessing.std)),
+        optim=dataclasses.replace(recipe.optim, warmup_epochs=warmup_epochs(optim, recipe.train.epochs)),
     )
 
 

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import time
-import warnings
 from typing import Any
 
 import pytorch_lightning as pl
+
+from polaformer.notices import warn_user
 
 
 class DataWaitCallback(pl.Callback):
@@ -70,9 +71,7 @@ class DataWaitCallback(pl.Callback):
         self._mark = now
         if not self._warned and self.wait > self._min_wait and self.share > self._threshold and trainer.is_global_zero:
             self._warned = True
-            warnings.warn(
+            warn_user(
                 f"training waits for data {self.share:.0%} of the time ({self.wait:.1f} s in this epoch): raise "
-                f"data.num_workers (now {self._num_workers}), store smaller images, or use a faster disk",
-                UserWarning,
-                stacklevel=2,
+                f"data.num_workers (now {self._num_workers}), store smaller images, or use a faster disk"
             )

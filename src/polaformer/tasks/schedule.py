@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import warnings
 from dataclasses import dataclass
 from typing import Literal
 
@@ -69,27 +68,33 @@ def build_schedule(optim: OptimConfig, *, epochs: int, updates_per_epoch: int, i
     if not optim.lr > 0:
         raise ValueError(f"optim.lr must be positive, got {optim.lr}")
     scale = images_per_update / optim.lr_batch if optim.lr_batch else 1.0
-    if epochs <= optim.warmup_epochs and optim.warmup_epochs > 0:
-        warnings.warn(
-            f"optim.warmup_epochs is {optim.warmup_epochs:g} and train.epochs {epochs}: "
-            "the learning rate never leaves the warm-up",
-            UserWarning,
-            stacklevel=2,
-        )
-    if optim.sched == "constant" and optim.cooldown_epochs > 0:
-        warnings.warn(
-            "optim.cooldown_epochs has no effect with optim.sched constant: there is no minimum to stay at",
-            UserWarning,
-            stacklevel=2,
-        )
     return Schedule(
         peak=optim.lr * scale,
         start=optim.warmup_lr * scale,
         minimum=optim.min_lr * scale,
-        warmup_updates=round(optim.warmup_epochs * updates_per_epoch),
+        warmup_updates=round(warmup_epochs(optim, epochs) * updates_per_epoch),
         updates=epochs * updates_per_epoch,
         kind=optim.sched,
     )
+
+
+def warmup_epochs(optim: OptimConfig, epochs: int) -> float:
+    """Epochs of warm-up in a training of so many epochs: those given, else a sixth of the training, at most 5."""
+    return min(epochs / 6, 5.0) if optim.warmup_epochs is None else optim.warmup_epochs
+
+
+def inert_settings(optim: OptimConfig, epochs: int) -> list[str]:
+    """What in a schedule has no effect, one line each."""
+    notes = []
+    warm_up = warmup_epochs(optim, epochs)
+    if warm_up >= epochs:
+        notes.append(
+            f"optim.warmup_epochs should be below train.epochs = {epochs}, got {warm_up:g}: "
+            "the learning rate never leaves the warm-up"
+        )
+    if optim.sched == "constant" and optim.cooldown_epochs > 0:
+        notes.append("optim.cooldown_epochs has no effect with optim.sched constant: there is no minimum to stay at")
+    return notes
 
 
 def total_epochs(optim: OptimConfig, epochs: int) -> int:
