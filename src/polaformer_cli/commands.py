@@ -52,7 +52,7 @@ def fit_parser(prog: str) -> Parser:
     add("--data", metavar="PATH", help="folder with one sub-folder a class, or with train/ and val/ of such; or digits")
     add("--config", metavar="RECIPE", help="recipe file, or a shipped one: digits, finetune, imagenet/pola_pvt_tiny …")
     add("--model", metavar="NAME", help="any timm model, such as pola_swin_tiny")
-    add("--checkpoint", metavar="FILE", help="weights to start from; another class count is fine")
+    add("--checkpoint", metavar="FILE", help="weights of a pola_* model to start from, of any classes")
     add("--epochs", metavar="N", help="passes over the training images")
     add("--batch-size", metavar="N", help="images a step on each process")
     add("--lr", metavar="X", help="peak learning rate")

@@ -1,3 +1,4 @@
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -5,7 +6,7 @@ import pytest
 from PIL import Image
 
 import polaformer.cli.demo
-from polaformer.cli.demo import NUM_TILES, choose, make_tile, write_held_out
+from polaformer.cli.demo import NUM_TILES, choose, make_tile, program, write_held_out
 from polaformer.cli.recipes import Setting, load_recipe
 from polaformer.data.digits import load_digits_split
 from polaformer.data.images import load_image
@@ -65,3 +66,15 @@ def test_demo__trains_scores_and_draws(
     assert "polaformer predict 'a demo/held_out/" in out
     with Image.open(run / "predictions.png") as image:
         assert image.width > 1000
+
+
+def test_program__by_name_where_the_shell_finds_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    command = tmp_path / "polaformer"
+    command.touch(mode=0o755)
+    monkeypatch.setattr(sys, "argv", [str(command), "demo"])
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert program() == "polaformer"
+    monkeypatch.setenv("PATH", str(tmp_path / "none"))
+    assert program() == str(command)
+    monkeypatch.setattr(sys, "argv", [__file__, "demo"])  # as in python -m polaformer: no command of its own
+    assert program() == "polaformer"

@@ -161,7 +161,7 @@ def test_everything_held_out(tmp_path):
 
 
 def test_class_of_one_image_stays_in_training(tmp_path):
-    with pytest.warns(UserWarning, match="of 'dog': there is one image, which is trained on; add another$"):
+    with pytest.warns(UserWarning, match="of 'dog': only one image, which is trained on; add another$"):
         split = scan_folder(write_tree(tmp_path, {"cat": 4, "dog": 1}), 0.5)
     assert (split.train.labels.tolist(), split.val.labels.tolist()) == ([0, 0, 1], [0, 0])
 

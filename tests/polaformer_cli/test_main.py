@@ -5,6 +5,7 @@ import sys
 import pytest
 
 import polaformer.cli
+from polaformer.cli.predict import MOST_TILES
 from polaformer_cli.commands import COMMANDS
 from polaformer_cli.main import main
 
@@ -34,6 +35,13 @@ def test_help_fits_one_screen(arguments: list[str], capsys: pytest.CaptureFixtur
     assert 10 < len(lines) <= 40
     assert max(map(len, lines)) <= 100
     assert any(line.startswith("examples:") for line in lines)
+
+
+def test_help_of_options_says_what_they_take(capsys: pytest.CaptureFixture[str]) -> None:
+    main(["fit", "--help"])
+    assert "weights of a pola_* model to start from" in capsys.readouterr().out
+    main(["predict", "--help"])
+    assert f"first {MOST_TILES} images" in " ".join(capsys.readouterr().out.split())
 
 
 def test_overview_lists_every_command(capsys: pytest.CaptureFixture[str]) -> None:

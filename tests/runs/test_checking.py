@@ -75,6 +75,9 @@ def test_weights_that_cannot_be_there_are_named(tmp_path):
     with pytest.raises(FileNotFoundError, match=r"model.checkpoint must be an existing file, got .*none\.pth"):
         check_recipe(missing)
     check_recipe(missing, initial_weights=False)
+    (tmp_path / "gen.py").write_text("import torch")
+    with pytest.raises(ValueError, match=r"gen\.py is no PyTorch checkpoint"):
+        check_recipe(Recipe(model=ModelConfig(checkpoint=str(tmp_path / "gen.py"))))
 
 
 def test_a_machine_that_is_not_there_is_named(monkeypatch):

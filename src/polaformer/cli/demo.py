@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import argparse
+import os
 import shlex
+import shutil
+import sys
 import time
 from pathlib import Path
 
@@ -43,10 +46,16 @@ def run(args: argparse.Namespace) -> int:
         f"(weights after the last of {recipe.train.epochs} epochs; training took {seconds:.0f} s)\n\n"
         f"picture     {picture}\nrun folder  {result.folder}\n\n"
         "Try next:\n"
-        f"  polaformer predict {shlex.quote(str(held_out[0].parent))} --checkpoint {shlex.quote(str(result.folder))}\n"
-        "  polaformer fit --data PHOTOS    # a folder of yours, with one sub-folder a class"
+        f"  {program()} predict {shlex.quote(str(held_out[0].parent))} --checkpoint {shlex.quote(str(result.folder))}\n"
+        f"  {program()} fit --data PHOTOS    # a folder of yours, with one sub-folder a class"
     )
     return 0
+
+
+def program() -> str:
+    """What to type for this program: its name where the shell finds that, else the path it was called by (`make demo`)."""
+    found = shutil.which("polaformer") is not None or not os.access(sys.argv[0], os.X_OK)
+    return "polaformer" if found else shlex.quote(sys.argv[0])
 
 
 def write_held_out(folder: Path) -> list[Path]:

@@ -262,8 +262,9 @@ def _note_missing(split: DataSplit, founds: list[_Found]) -> None:
         single = [name for name in missing if in_one_folder and founds[0].counts.get(name)]
         absent = [name for name in missing if name not in single]
         if single:
+            each = " each" if len(single) > 1 else ""
             split.notes.append(
-                f"no images to {purpose} of {_quoted(single)}: there is one image, which is trained on; add another"
+                f"no images to {purpose} of {_quoted(single)}: only one image{each}, which is trained on; add another"
             )
         if absent:
             assert isinstance(images, ImageList)

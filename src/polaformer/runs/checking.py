@@ -9,6 +9,7 @@ from pathlib import Path
 import timm
 from timm.optim import list_optimizers
 
+from polaformer.models._reading import read_state_dict
 from polaformer.recipe import OptimConfig, Recipe
 
 from .networks import probe_network
@@ -127,6 +128,8 @@ def check_model(recipe: Recipe, initial_weights: bool) -> None:
         )
     if model.checkpoint and not Path(model.checkpoint).exists():
         raise FileNotFoundError(f"model.checkpoint must be an existing file, got {model.checkpoint}")
+    if model.checkpoint:
+        read_state_dict(model.checkpoint)  # raises where that is no checkpoint
     published = timm.get_pretrained_cfg(model.name)
     if model.pretrained and not (published and published.has_weights):
         raise ValueError(
