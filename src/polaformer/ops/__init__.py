@@ -1,5 +1,6 @@
 """Polarity-aware linear attention as an operator."""
 
+from . import flops as flops  # tells torch's counter what the operator costs
 from .api import pola_attention as pola_attention
 from .backends import BackendStatus as BackendStatus
 from .backends import list_backends as list_backends
