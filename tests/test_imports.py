@@ -9,7 +9,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "polaformer"
 LEVELS = {
-    "ops": 0, "layers": 1, "models": 2, "convert": 3, "analysis": 3, "heads": 3, "recipe": 3,
+    "ops": 0, "layers": 1, "models": 2, "convert": 3, "analysis": 3, "bench": 3, "heads": 3, "recipe": 3,
     "tasks": 4, "data": 4, "runs": 5, "export": 5, "cli": 6,
 }  # fmt: skip
 EXTRAS = [

@@ -141,6 +141,27 @@ def check_data_parser(prog: str) -> Parser:
     return parser
 
 
+def describe_parser(prog: str) -> Parser:
+    """`polaformer describe`."""
+    parser = Parser(
+        prog,
+        usage=f"{prog} MODEL [options]",
+        description="Show what a model costs, part by part: attention, tokens, parameters,\n"
+        "multiply-adds, and the memory that training keeps. Nothing is computed.\n"
+        "The exit status is 1 where an operator keeps the total from being known.",
+        epilog="examples:\n"
+        "  polaformer describe pola_pvt_tiny --image-size 512 1024\n"
+        "  polaformer describe pola_swin_tiny --model-args '{attn_type: LLLS}' --json",
+    )
+    add = parser.add_argument
+    add("model", metavar="MODEL", help="any timm model, or a run folder or a file of one")
+    add("--image-size", metavar="PX", type=whole_number, nargs="+", help="side, or height and width (default: its own)")
+    add("--batch-size", metavar="N", type=whole_number, default=1, help="images (default: 1)")
+    add("--model-args", metavar="YAML", help="constructor arguments, such as '{attn_type: LLSS}'")
+    add("--json", action="store_true", help="print JSON instead of a table")
+    return parser
+
+
 def demo_parser(prog: str) -> Parser:
     """`polaformer demo`."""
     parser = Parser(
@@ -163,6 +184,7 @@ COMMANDS = {
         Command("test", "score it on the test images", test_parser),
         Command("predict", "name what is on images", predict_parser),
         Command("check-data", "look for trouble in a folder of images", check_data_parser),
+        Command("describe", "show what a model costs, part by part", describe_parser),
         Command("demo", "train on handwritten digits and draw the result", demo_parser),
     )
 }

@@ -26,10 +26,10 @@ def complain(program: str, problem: str) -> None:
     sys.stderr.flush()
 
 
-def nearest(word: str, known: list[str], likeness: float = 0.5) -> str:
-    """The known word closest to a mistyped one, as '; did you mean X?', or '' where none is that alike (0 to 1)."""
+def nearest(word: str, known: list[str], likeness: float = 0.5, count: int = 1) -> str:
+    """The known words closest to a mistyped one, as '; did you mean X?', or '' where none is that alike (0 to 1)."""
     # Imported here: difflib is needed only after a mistake, and the help pages should not wait for it.
     import difflib
 
-    close = difflib.get_close_matches(word, known, n=1, cutoff=likeness)
-    return f"; did you mean {close[0]}?" if close else ""
+    close = difflib.get_close_matches(word, known, n=count, cutoff=likeness)
+    return f"; did you mean {' or '.join(close)}?" if close else ""

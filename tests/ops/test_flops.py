@@ -35,11 +35,11 @@ def test_forward_and_backward__every_backend(attend):
 
 
 def test_formula_equals_the_products_that_the_reference_computes():
-    inputs = make_inputs(**SIZES)
+    q, k, v, power = make_inputs(**SIZES)
     grad = torch.randn(2, 3, 7, 13)
-    by_operator = multiply_adds(lambda: pola_attention(*inputs))
-    assert multiply_adds(lambda: reference.forward(*inputs, None, 1e-6)) == by_operator
-    assert multiply_adds(lambda: reference.backward(grad, *inputs, None, 1e-6)) == 3 * by_operator
+    by_operator = multiply_adds(lambda: pola_attention(q, k, v, power))
+    assert multiply_adds(lambda: reference.forward(q, k, v, power, None, 1e-6)) == by_operator
+    assert multiply_adds(lambda: reference.backward(grad, q, k, v, power, None, 1e-6)) == 3 * by_operator
 
 
 @pytest.mark.parametrize("grown", ["queries", "keys"])
