@@ -162,6 +162,35 @@ def describe_parser(prog: str) -> Parser:
     return parser
 
 
+def bench_parser(prog: str) -> Parser:
+    """`polaformer bench`."""
+    parser = Parser(
+        prog,
+        usage=f"{prog} [options]",
+        description="Time the operator beside the published formula and softmax, or whole models,\n"
+        "in turn on this machine, after checking their numbers against float64.\n"
+        "The exit status is 1 where something fails its check; it is not timed.",
+        epilog="examples:\n"
+        "  polaformer bench --output bench.json --picture bench.png\n"
+        "  polaformer bench --model pola_pvt_tiny pvt_v2_b1 --batch-size 32",
+    )
+    add = parser.add_argument
+    add("--tokens", metavar="N", type=whole_number, nargs="+", help="token counts (default: 16 64 256 1024 4096)")
+    add("--heads", metavar="N", type=whole_number, default=2, help="attention heads (default: 2)")
+    add("--channels", metavar="N", type=whole_number, default=64, help="channels a head (default: 64)")
+    add("--model", metavar="NAME", nargs="+", default=[], help="timm models, instead of the operator")
+    add("--image-size", metavar="PX", type=whole_number, nargs="+", help="side, or height and width")
+    add("--batch-size", metavar="N", type=whole_number, help="problems or images (default: 1, models 8)")
+    add("--dtype", nargs="+", default=["float32"], choices=("float32", "bfloat16", "float16"), help="default: float32")
+    add("--device", metavar="D", nargs="+", help="cpu, cuda (default: cuda if there is one)")
+    add("--backend", metavar="B", nargs="+", default=["auto"], help="of the operator (default: auto)")
+    add("--rounds", metavar="N", type=whole_number, default=7, help="timed runs of each, at least 7 (default: 7)")
+    add("--threads", metavar="N", type=whole_number, help="CPU threads (default: torch's)")
+    add("--output", metavar="FILE", help="also write all numbers and the machine, as JSON")
+    add("--picture", metavar="FILE", help="also draw time against tokens, as PNG")
+    return parser
+
+
 def demo_parser(prog: str) -> Parser:
     """`polaformer demo`."""
     parser = Parser(
@@ -185,6 +214,7 @@ COMMANDS = {
         Command("predict", "name what is on images", predict_parser),
         Command("check-data", "look for trouble in a folder of images", check_data_parser),
         Command("describe", "show what a model costs, part by part", describe_parser),
+        Command("bench", "time the operator or models on this machine", bench_parser),
         Command("demo", "train on handwritten digits and draw the result", demo_parser),
     )
 }

@@ -18,7 +18,7 @@ from .operators import TRAINING as TRAINING
 from .operators import Crossover as Crossover
 from .operators import Problem as Problem
 from .operators import Timing as Timing
-from .operators import find_crossover as find_crossover
+from .operators import find_crossovers as find_crossovers
 from .operators import time_contenders as time_contenders
 from .timing import Spread as Spread
 from .timing import ratios as ratios

@@ -22,6 +22,9 @@ BOUNDS = {torch.float32: 1e-3, torch.float16: 3e-2, torch.bfloat16: 1e-1}
 """Largest error of the logits, relative to the largest logit."""
 
 
+_CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True)
 class NetworkProblem:
     """Images and arithmetic; float16 and bfloat16 stand for autocast, weights stay in float32."""
@@ -31,7 +34,7 @@ class NetworkProblem:
     batch_size: int = 8
     """Images of the throughput."""
     dtype: torch.dtype = torch.float32
-    device: torch.device = torch.device("cpu")
+    device: torch.device = _CPU
 
 
 @dataclass(frozen=True)
@@ -132,10 +135,11 @@ class _Candidate:
     def __init__(self, name: str, backend: str, problem: NetworkProblem) -> None:
         if not timm.is_model(name):
             raise ValueError(f"model must be a timm model, got {name}")
-        torch.manual_seed(0)
-        model: Any = timm.create_model(name)
-        if problem.image_size is not None and hasattr(model, "set_input_size"):
-            model = timm.create_model(name, img_size=problem.image_size)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            model: Any = timm.create_model(name)
+            if problem.image_size is not None and hasattr(model, "set_input_size"):
+                model = timm.create_model(name, img_size=problem.image_size)
         channels, *own = (getattr(model, "pretrained_cfg", None) or {}).get("input_size") or (3, 224, 224)
         height, width = problem.image_size or own
         self.image_size: tuple[int, int] = (height, width)
@@ -162,21 +166,23 @@ class _Candidate:
         return error
 
     def forward(self, batch_size: int) -> Callable[[], object]:
-        """Return a function that infers."""
+        """Return a function that infers, of the model in evaluation mode from now on."""
         images = self._images(batch_size)
+        self.model.eval()
 
         def run() -> Tensor:
             with torch.no_grad():
-                return self._compute(self.model.eval(), images)
+                return self._compute(self.model, images)
 
         return run
 
     def training(self, batch_size: int) -> Callable[[], object]:
-        """Return a function that computes gradients of all weights."""
+        """Return a function that computes gradients of all weights, of the model in training mode from now on."""
         images = self._images(batch_size)
+        self.model.train()
 
         def run() -> None:
-            self._compute(self.model.train(), images).float().sum().backward()
+            self._compute(self.model, images).float().sum().backward()
             self.model.zero_grad(set_to_none=True)
 
         return run

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from math import exp, log
+from math import log
 
 import torch
 from torch import Tensor
 
-from .checking import check
+from .checking import CheckFailure, check
 from .contenders import Contender
 from .memory import peak_bytes
 from .timing import Spread, ratios, time_in_turn
 
 FORWARD, TRAINING = "forward", "forward + backward"
+
+
+_CPU = torch.device("cpu")
 
 
 @dataclass(frozen=True)
@@ -26,7 +29,7 @@ class Problem:
     heads: int = 2
     channels: int = 64
     dtype: torch.dtype = torch.float32
-    device: torch.device = torch.device("cpu")
+    device: torch.device = _CPU
 
     def inputs(self) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         """Return normally distributed q, k, v and exponents from 1 to 5, as layers have them, in float32."""
@@ -56,29 +59,45 @@ class Timing:
 
 @dataclass(frozen=True)
 class Crossover:
-    """From how many tokens on the operator beats another contender."""
+    """From how many tokens on the first contender beats another."""
 
     contender: str
+    """The other one."""
     pass_name: str
+    problem: Problem
+    """The largest measured."""
     tokens: int | None
-    """Between two measured counts, on straight lines in log-log scale; the smallest measured one where it beats it there
-    already; None where it does not at the largest."""
+    """Between two measured counts, on straight lines in log-log scale; the smallest measured one where it wins there
+    already; None where it does not win at the largest."""
     below_smallest: bool
+    """Whether it wins at the smallest measured count already."""
 
 
-def time_contenders(contenders: Sequence[Contender], problem: Problem, rounds: int = 7) -> list[Timing]:
-    """Check contenders against float64, then time them in turn, forward alone and with backward.
+def time_contenders(
+    contenders: Sequence[Contender], problem: Problem, rounds: int = 7
+) -> tuple[list[Timing], list[CheckFailure]]:
+    """Check contenders against float64, then time those that are right in turn, forward alone and with backward.
 
     Args:
         contenders: what to time; the others are compared to the first.
         problem: sizes and storage.
         rounds: timed runs of each.
 
+    Returns:
+        The times of both passes, and what is wrong with those that were not timed.
+
     Raises:
-        CheckFailure: one is wrong; none is timed then.
+        CheckFailure: the first is wrong; none is timed then.
     """
     inputs = problem.inputs()
-    errors = {contender.name: check(contender, inputs) for contender in contenders}
+    errors = {contenders[0].name: check(contenders[0], inputs)}
+    failures = []
+    for contender in contenders[1:]:
+        try:
+            errors[contender.name] = check(contender, inputs)
+        except CheckFailure as failure:
+            failures.append(failure)
+    contenders = [contender for contender in contenders if contender.name in errors]
     timings = []
     for pass_name, make in ((FORWARD, _forward), (TRAINING, _training)):
         functions = {contender.name: make(contender, inputs) for contender in contenders}
@@ -97,30 +116,35 @@ def time_contenders(contenders: Sequence[Contender], problem: Problem, rounds: i
                     errors[name],
                 )
             )
-    return timings
+    return timings, failures
 
 
-def find_crossover(timings: Sequence[Timing], pass_name: str, rival: str) -> Crossover:
-    """Find from how many tokens on a rival takes longer than the first contender.
+def find_crossovers(timings: Sequence[Timing], rival: str = "softmax") -> list[Crossover]:
+    """Find from how many tokens on a rival takes longer than the first contender, for each pass, device and dtype.
 
     Args:
-        timings: of problems that differ in tokens alone.
-        pass_name: FORWARD or TRAINING.
+        timings: of problems that differ in tokens, device and dtype alone.
         rival: its name.
     """
-    measured = sorted(
-        (each.problem.tokens, each.ratio.median)
-        for each in timings
-        if (each.pass_name, each.contender) == (pass_name, rival)
-    )
-    slower = [index for index, (_, ratio) in enumerate(measured) if ratio <= 1]
-    if not slower:
-        return Crossover(rival, pass_name, measured[0][0] if measured else None, bool(measured))
-    if slower[-1] == len(measured) - 1:
-        return Crossover(rival, pass_name, None, False)
-    (tokens, ratio), (next_tokens, next_ratio) = measured[slower[-1] : slower[-1] + 2]
-    share = -log(ratio) / (log(next_ratio) - log(ratio))
-    return Crossover(rival, pass_name, round(exp(log(tokens) + share * (log(next_tokens) - log(tokens)))), False)
+    groups: dict[tuple[object, ...], list[Timing]] = {}
+    for each in timings:
+        if each.contender == rival:
+            groups.setdefault((each.problem.device, each.problem.dtype, each.pass_name), []).append(each)
+    return [_crossover(sorted(group, key=lambda each: each.problem.tokens)) for group in groups.values()]
+
+
+def _crossover(measured: list[Timing]) -> Crossover:
+    """Find it among timings of one rival, by rising tokens."""
+    tokens: int | None = measured[0].problem.tokens
+    behind = [index for index, each in enumerate(measured) if each.ratio.median <= 1]
+    if behind and behind[-1] == len(measured) - 1:
+        tokens = None
+    elif behind:
+        before, after = measured[behind[-1]], measured[behind[-1] + 1]
+        share = log(before.ratio.median) / log(before.ratio.median / after.ratio.median)
+        tokens = round(before.problem.tokens * (after.problem.tokens / before.problem.tokens) ** share)
+    last = measured[-1]
+    return Crossover(last.contender, last.pass_name, last.problem, tokens, not behind)
 
 
 def _forward(contender: Contender, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Callable[[], object]:

@@ -47,7 +47,7 @@ def time_in_turn(
     repeats = {name: _repeats(function, device) for name, function in functions.items()}
     seconds: dict[str, list[float]] = {name: [] for name in functions}
     for number in range(rounds):
-        for name in list(functions) if number % 2 == 0 else reversed(functions):
+        for name in list(functions)[:: 1 if number % 2 == 0 else -1]:
             seconds[name].append(_run(functions[name], repeats[name], device) / repeats[name])
     return seconds
 

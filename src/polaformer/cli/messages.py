@@ -89,6 +89,14 @@ def check_folder(option: str, path: str | None) -> None:
     raise UsageError(f"{option} must be an existing folder, got {path}, which is {state}")
 
 
+def check_target(option: str, path: str) -> None:
+    """Raise unless a file can be put there: better now than after hours of predicting."""
+    folder = os.path.dirname(path) or "."
+    taken = path == "" or (os.path.exists(path) and not os.path.isfile(path))  # a folder, pipe or device
+    if taken or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
+        raise ValueError(f"{option} must be a file in an existing folder that can be written to, got {path!r}")
+
+
 def end_bar() -> None:
     """Leave the line of a progress bar that was cut short."""
     if sys.stderr.isatty():

@@ -6,7 +6,6 @@ import argparse
 import csv
 import io
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from polaformer.runs import Prediction, predict_images
 from polaformer.runs.predict import seen_pictures
 from polaformer_cli.console import complain, say
 
+from .messages import check_target
 from .picture import Tile, draw_tiles
 
 MOST_TILES = 64
@@ -48,14 +48,6 @@ def run(args: argparse.Namespace) -> int:
         with atomic_write(Path(args.output)) as temporary:
             temporary.write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     return 1 if failed else 0
-
-
-def check_target(option: str, path: str) -> None:
-    """Raise unless a file can be put there: better now than after hours of predicting."""
-    folder = os.path.dirname(path) or "."
-    taken = path == "" or (os.path.exists(path) and not os.path.isfile(path))  # a folder, pipe or device
-    if taken or not os.path.isdir(folder) or not os.access(folder, os.W_OK):
-        raise ValueError(f"{option} must be a file in an existing folder that can be written to, got {path!r}")
 
 
 def name_failures(predictions: Iterable[Prediction], failed: list[Prediction]) -> Iterator[Prediction]:

@@ -32,7 +32,11 @@ def short(number: float | None, unit: str = "") -> str:
         return "withheld"
     for letter, size in (("T", 1e12), ("G", 1e9), ("M", 1e6), ("k", 1e3)):
         if number >= 0.9995 * size:
-            scaled = number / size
-            digits = 2 if scaled < 9.995 else 1 if scaled < 99.95 else 0
-            return f"{scaled:.{digits}f} {letter}{unit}"
+            return f"{three_digits(number / size)} {letter}{unit}"
     return f"{number:.0f} {unit}".rstrip()
+
+
+def three_digits(number: float) -> str:
+    """Write a number of at least 0.01 with three digits, without exponent, as '1,234', '12.3' or '0.123'."""
+    digits = next((digits for digits, limit in ((3, 0.9995), (2, 9.995), (1, 99.95)) if number < limit), 0)
+    return f"{number:,.{digits}f}"
