@@ -7,7 +7,7 @@ import pytest
 from polaformer import list_backends, pola_attention
 from polaformer.ops import native
 
-VARIANTS = ["reference", "native-avx512", "native-avx2", "native-plain"]
+VARIANTS = ["reference", "tiled", "native-avx512", "native-avx2", "native-plain"]
 
 
 @pytest.fixture(params=VARIANTS)

@@ -41,8 +41,8 @@ class BackendStatus(NamedTuple):
 
 
 # In the order in which 'auto' tries them.
-BACKENDS = ("native", "reference")
-_AUTOMATIC = {"cpu": ("native",)}
+BACKENDS = ("native", "tiled", "reference")
+_AUTOMATIC = {"cpu": ("native", "tiled")}
 
 
 def list_backends() -> list[BackendStatus]:
