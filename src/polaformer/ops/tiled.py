@@ -1,9 +1,10 @@
 """Polarity-aware linear attention by PyTorch calls on tiles that stay in a processor's cache.
 
-Letters: B batch, H heads, N queries, M keys, D channels of q and k, E channels of v, E₁ = ⌈E/2⌉, T tokens of a tile, G its
-heads, over all its batch entries.
+Letters: B batch, H heads, N queries, M keys, D channels of q and k, E channels of v, E₁ = ⌈E/2⌉, T tokens of a tile, G heads
+of a group, over all its batch entries.
 
-The formulas are those of `reference`, with powers of two for exponentials, in phases that each walk over a tensor's tiles:
+The formulas are those of `reference`, with powers of two for exponentials, in phases that each walk over the tokens of a
+group of heads:
     channel_maxima    p log₂ max_j |k_j|, of each channel
     accumulate        [A, A'; B, B'] = Σ_j [a(k_j); b(k_j)] [v_j, 1], the sums, taken at given maxima
     attend            [num₁, num₂, den₁, den₂] = [a(q), b(q)] [[A₁, B₂, A', B'], [B₁, A₂, B', A']], the mixed sums
@@ -22,7 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from .tiles import Group, Scratch, Tile, head_groups, tiles
+from .tiles import Group, Scratch, head_groups, token_tiles
 
 # exp(±bound) stays a normal number of the dtype with room for a sum over keys.
 _EPS_EXPONENT_BOUND = {torch.float32: 80.0, torch.float64: 600.0}
@@ -105,12 +106,12 @@ def power_gradient(slopes: Tensor, full: Tensor, power: Tensor) -> Tensor:
 
 def channel_maxima(k: Tensor, power: Tensor, padding: Tensor | None, scratch: Scratch) -> Tensor:
     """Return p log₂ max_j |k_j|, (B, H, 1, D), −∞ where all keys are 0 or padded."""
-    largest = torch.zeros_like(power, memory_format=torch.contiguous_format)
-    for tile in tiles(k, k.shape[3]):
-        x = scratch.load("x", k[tile], _part(padding, tile))
-        magnitude = torch.abs(x, out=scratch.take("magnitude", *x.shape))
-        into = largest[tile[:2]]
-        torch.maximum(into, magnitude.amax(dim=-2, keepdim=True), out=into)
+    largest = None
+    for x, hidden in token_tiles(k, padding):
+        x = scratch.load("x", x, hidden)
+        here = torch.abs(x, out=scratch.take("log", *x.shape)).amax(dim=-2, keepdim=True)
+        largest = here if largest is None else torch.maximum(largest, here)
+    assert largest is not None  # there is at least one key
     return largest.log2_().mul_(power)
 
 
@@ -131,59 +132,55 @@ def accumulate(
 ) -> None:
     """Add these keys to the sums, taken at `maxima`, (B, H, 1, D), which must be theirs or larger."""
     shift = -finite(maxima)
-    for tile in tiles(k, max(k.shape[3], v.shape[3])):
-        group, hidden = tile[:2], _part(padding, tile)
-        features = _key_features(scratch.load("x", k[tile], hidden), power[group], shift[group], scratch).both
-        values = scratch.load("values", v[tile], hidden).flatten(0, 1)
-        into = sums[group].flatten(0, 1)
-        into[..., :-1] += torch.bmm(features.mT, values, out=scratch.take("part", *into[..., :-1].shape))
-        into[..., -1] += features.sum(dim=-2)
+    weighted, plain = sums.flatten(0, 1).split([v.shape[3], 1], dim=-1)
+    for x, values, hidden in token_tiles(k, v, padding):
+        features = _key_features(scratch.load("x", x, hidden), power, shift, scratch)
+        values = scratch.load("values", values, hidden).flatten(0, 1)
+        weighted += torch.bmm(features.both.mT, values, out=scratch.take("part", *weighted.shape))
+        plain += features.both.sum(dim=-2).unsqueeze(-1)
 
 
 def attend(output: Tensor, q: Tensor, power: Tensor, state: State, eps: float, scratch: Scratch) -> None:
     """Write the attention of queries q, (B, H, N, D), into the output, (B, H, N, E)."""
-    size = output.shape[3]
-    cut = (size + 1) // 2
-    mixed = _mix(state.sums)
-    for tile in tiles(q, max(q.shape[3], size)):
-        group = tile[:2]
-        features, scale = _query_features(q[tile], power[group], state.maxima[group], scratch)
-        product = _product(features.both, mixed[group], scratch).view(*scale.shape[:3], -1)
-        weights = product[..., size:].add_(_scaled_eps(eps, state.count[group[:1]], scale))
-        torch.div(product[..., :cut], weights[..., :1], out=output[tile][..., :cut])
-        torch.div(product[..., cut:size], weights[..., 1:], out=output[tile][..., cut:])
+    mixed = _mix(state.sums).flatten(0, 1)
+    log_eps = _log_eps(eps, state.count)
+    sizes = _stream_sizes(output)
+    for x, *outputs in token_tiles(q, *output.split(sizes, dim=-1)):
+        features, scaled_eps = _query_features(scratch.load("x", x, None), power, state.maxima, log_eps, scratch)
+        *sums, weights = _products(features.both, mixed, (*sizes, 2), x.shape, scratch)
+        denominators = weights.add_(scaled_eps).split(1, dim=-1)
+        for stream, numerator, denominator in zip(outputs, sums, denominators):
+            torch.div(numerator, denominator, out=stream)
 
 
 def query_gradients(
     grad_q: Tensor, slopes: Tensor, grad: Tensor, q: Tensor, power: Tensor, state: State, eps: float, scratch: Scratch
 ) -> Tensor:
     """Write q's gradient, add the queries' part to the slopes, (B, H, 1, D), and return the gradient of the sums."""
-    size = grad.shape[3]
-    streams = slice(0, (size + 1) // 2), slice((size + 1) // 2, size)
     mixed = _mix(state.sums)
-    steep = _times_power(mixed, power)
+    steep = _times_power(mixed, power).flatten(0, 1).mT
     grad_mixed = torch.zeros_like(mixed)
-    for tile in tiles(q, max(q.shape[3], size)):
-        group = tile[:2]
-        features, scale = _query_features(q[tile], power[group], state.maxima[group], scratch)
-        product = _product(features.both, mixed[group], scratch).view(*scale.shape[:3], -1)
-        weights = product[..., size:]
-        inverse = (weights + _scaled_eps(eps, state.count[group[:1]], scale)).reciprocal_()
+    total, mixed = grad_mixed.flatten(0, 1), mixed.flatten(0, 1)
+    log_eps = _log_eps(eps, state.count)
+    sizes = _stream_sizes(grad)
+    for into, x, *grads in token_tiles(grad_q, q, *grad.split(sizes, dim=-1)):
+        features, scaled_eps = _query_features(scratch.load("x", x, None), power, state.maxima, log_eps, scratch)
+        *sums, weights = _products(features.both, mixed, (*sizes, 2), x.shape, scratch)
+        inverse = (weights + scaled_eps).reciprocal_()
         # A stream without any weight (one-signed q and k, no valid key) passes no gradient on, but ε alone in the
         # denominator can make grad / ε infinite there. Weights that ε only swamps still count.
         inverse.masked_fill_(weights == 0, 0)
-        grad_product = scratch.take("grad_product", *product.shape)
-        for i, stream in enumerate(streams):
-            torch.mul(grad[tile][..., stream], inverse[..., i : i + 1], out=grad_product[..., stream])
-            along = product[..., stream].mul_(grad_product[..., stream]).sum(dim=-1)
-            torch.mul(along, inverse[..., i], out=grad_product[..., size + i]).neg_()
+        grad_both = scratch.take("grad_product", *x.shape[:3], sum(sizes) + 2)
+        views = scratch.split("grad_product", (*sizes, 1, 1), *grad_both.shape)
+        parts = zip(grads, sums, inverse.split(1, dim=-1), views[:2], views[2:])
+        for given, product, reciprocal, along, across in parts:
+            torch.mul(given, reciprocal, out=along)
+            torch.mul(product.mul_(along).sum(dim=-1, keepdim=True), reciprocal, out=across).neg_()
 
-        grad_product = grad_product.flatten(0, 1)
-        into = grad_mixed[group].flatten(0, 1)
-        into += torch.bmm(features.both.mT, grad_product, out=scratch.take("part", *into.shape))
-        steep_features = scratch.take("steep", *features.both.shape)
-        torch.bmm(grad_product, steep[group].flatten(0, 1).mT, out=steep_features)
-        _through_power(grad_q[tile], slopes[group], features, steep_features, scratch)
+        grad_both = grad_both.flatten(0, 1)
+        total += torch.bmm(features.both.mT, grad_both, out=scratch.take("part", *total.shape))
+        grad_features = torch.bmm(grad_both, steep, out=scratch.take("grad_features", *features.both.shape))
+        _through_power(into, slopes, features, grad_features, scratch)
     return _unmix(grad_mixed)
 
 
@@ -201,19 +198,16 @@ def key_gradients(
 ) -> None:
     """Write the gradients of k and v and add the keys' part to the slopes, (B, H, 1, D), from the gradient of the sums."""
     shift = -finite(maxima)
-    steep = _times_power(grad_sums, power)
-    for tile in tiles(k, max(k.shape[3], v.shape[3])):
-        group, hidden = tile[:2], _part(padding, tile)
-        features = _key_features(scratch.load("x", k[tile], hidden), power[group], shift[group], scratch)
-        values = scratch.load("values", v[tile], hidden).flatten(0, 1)
-        grad_values = scratch.take("grad_values", *values.shape)
-        torch.bmm(features.both, grad_sums[group].flatten(0, 1)[..., :-1], out=grad_values)
-        grad_v[tile].copy_(grad_values.view(grad_v[tile].shape))
-
-        steep_values, steep_ones = steep[group].flatten(0, 1).mT.split([values.shape[-1], 1], dim=-2)
-        steep_features = scratch.take("steep", *features.both.shape)
-        torch.baddbmm(steep_ones, values, steep_values, out=steep_features)
-        _through_power(grad_k[tile], slopes[group], features, steep_features, scratch)
+    weighted = grad_sums.flatten(0, 1)[..., :-1]
+    steep, steep_weights = _times_power(grad_sums, power).flatten(0, 1).mT.split([v.shape[3], 1], dim=-2)
+    for into_k, into_v, x, values, hidden in token_tiles(grad_k, grad_v, k, v, padding):
+        features = _key_features(scratch.load("x", x, hidden), power, shift, scratch)
+        values = scratch.load("values", values, hidden).flatten(0, 1)
+        grad_values = torch.bmm(features.both, weighted, out=scratch.take("grad_values", *values.shape))
+        into_v.copy_(grad_values.view(into_v.shape))
+        grad_features = scratch.take("grad_features", *features.both.shape)
+        torch.baddbmm(steep_weights, values, steep, out=grad_features)
+        _through_power(into_k, slopes, features, grad_features, scratch)
 
 
 def finite(maxima: Tensor) -> Tensor:
@@ -225,8 +219,8 @@ def _groups(q: Tensor, k: Tensor, v: Tensor) -> Iterator[Group]:
     return head_groups(q.shape[0], q.shape[1], max(q.shape[2], k.shape[2]) * max(q.shape[3], v.shape[3]))
 
 
-def _part(padding: Tensor | None, of: Group | Tile) -> Tensor | None:
-    return None if padding is None else padding[of[0], :, of[2] if len(of) == 3 else slice(None)]
+def _part(padding: Tensor | None, group: Group) -> Tensor | None:
+    return None if padding is None else padding[group[0]]
 
 
 def _state(k: Tensor, v: Tensor, power: Tensor, padding: Tensor | None, scratch: Scratch) -> State:
@@ -241,57 +235,62 @@ def _key_features(k: Tensor, power: Tensor, shift: Tensor, scratch: Scratch) -> 
     return _Features(_split_by_sign(exponents, k, scratch), log, magnitude)
 
 
-def _query_features(q: Tensor, power: Tensor, maxima: Tensor, scratch: Scratch) -> tuple[_Features, Tensor]:
-    """Return the features, each query's largest 1, and log₂ of what they were divided by, (·, ·, T, 1)."""
-    q = scratch.load("x", q, None)
+def _query_features(
+    q: Tensor, power: Tensor, maxima: Tensor, log_eps: Tensor, scratch: Scratch
+) -> tuple[_Features, Tensor]:
+    """Return the features, each query's largest 1, and c ε in each query's scale, (·, ·, T, 1)."""
     log, magnitude, exponents = _exponents(q, power, maxima, scratch)
     # A channel in which every key is zero (maximum −∞) says nothing and sets no query's scale either.
     scale = finite(exponents.amax(dim=-1, keepdim=True))
-    return _Features(_split_by_sign(exponents.sub_(scale), q, scratch), log, magnitude), scale
+    features = _Features(_split_by_sign(exponents.sub_(scale), q, scratch), log, magnitude)
+    # Where q and k are one-signed the opposite stream is exactly 0: ε must stay above 0 there or it gives 0/0.
+    bound = _EPS_EXPONENT_BOUND[q.dtype]
+    return features, torch.add(log_eps, scale, alpha=-_LN2).clamp_(-bound, bound).exp_()
 
 
 def _exponents(x: Tensor, power: Tensor, shift: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor]:
     magnitude = torch.abs(x, out=scratch.take("magnitude", *x.shape))
     log = torch.log2(magnitude, out=scratch.take("log", *x.shape))
-    return log, magnitude, torch.mul(log, power, out=scratch.take("exponents", *x.shape)).add_(shift)
+    return log, magnitude, torch.addcmul(shift, log, power, out=scratch.take("exponents", *x.shape))
 
 
 def _split_by_sign(exponents: Tensor, x: Tensor, scratch: Scratch) -> Tensor:
     scratch.exp2_("exponents", exponents.numel())
-    signed = exponents.copysign_(x)
-    both = scratch.take("both", *x.shape[:-1], 2 * x.shape[-1])
-    positive, negative = both.chunk(2, dim=-1)
-    torch.clamp(signed, min=0, out=positive)
-    torch.sub(positive, signed, out=negative)
-    return both.flatten(0, 1)
+    channels = x.shape[-1]
+    positive, negative = scratch.split("both", (channels, channels), *x.shape[:-1], 2 * channels)
+    torch.ops.aten.threshold_backward.grad_input(exponents, x, 0, grad_input=positive)  # 0 where x ≤ 0
+    torch.sub(exponents, positive, out=negative)
+    return scratch.take("both", x.shape[0] * x.shape[1], x.shape[2], 2 * channels)
 
 
-def _product(features: Tensor, mixed: Tensor, scratch: Scratch) -> Tensor:
-    return torch.bmm(features, mixed.flatten(0, 1), out=scratch.take("product", *features.shape[:2], mixed.shape[-1]))
+def _products(
+    features: Tensor, mixed: Tensor, sizes: tuple[int, ...], shape: torch.Size, scratch: Scratch
+) -> tuple[Tensor, ...]:
+    torch.bmm(features, mixed, out=scratch.take("product", *features.shape[:2], mixed.shape[-1]))
+    return scratch.split("product", sizes, *shape[:3], mixed.shape[-1])
 
 
-def _scaled_eps(eps: float, count: Tensor, scale: Tensor) -> Tensor:
-    # Where q and k are one-signed the opposite stream is exactly 0: ε must stay above 0 there or it gives 0/0.
-    bound = _EPS_EXPONENT_BOUND[scale.dtype]
-    return count.clamp(min=1) * (math.log(eps) - scale * _LN2).clamp_(-bound, bound).exp_()
+def _log_eps(eps: float, count: Tensor) -> Tensor:
+    return count.clamp(min=1).log_().add_(math.log(eps))
+
+
+def _stream_sizes(x: Tensor) -> tuple[int, int]:
+    first = (x.shape[-1] + 1) // 2
+    return first, x.shape[-1] - first
 
 
 def _mix(sums: Tensor) -> Tensor:
     """Return [[A₁, B₂, A', B'], [B₁, A₂, B', A']]."""
-    a, b = sums.chunk(2, dim=-2)
+    swapped = sums.roll(sums.shape[-2] // 2, dims=-2)
     cut = sums.shape[-1] // 2
-    top = torch.cat([a[..., :cut], b[..., cut:-1], a[..., -1:], b[..., -1:]], dim=-1)
-    bottom = torch.cat([b[..., :cut], a[..., cut:-1], b[..., -1:], a[..., -1:]], dim=-1)
-    return torch.cat([top, bottom], dim=-2)
+    return torch.cat([sums[..., :cut], swapped[..., cut:-1], sums[..., -1:], swapped[..., -1:]], dim=-1)
 
 
 def _unmix(grad: Tensor) -> Tensor:
     """Return the gradient of the sums for that of the mixed sums."""
-    top, bottom = grad.chunk(2, dim=-2)
+    swapped = grad.roll(grad.shape[-2] // 2, dims=-2)
     cut = (grad.shape[-1] - 1) // 2
-    a = torch.cat([top[..., :cut], bottom[..., cut:-2], top[..., -2:-1] + bottom[..., -1:]], dim=-1)
-    b = torch.cat([bottom[..., :cut], top[..., cut:-2], bottom[..., -2:-1] + top[..., -1:]], dim=-1)
-    return torch.cat([a, b], dim=-2)
+    return torch.cat([grad[..., :cut], swapped[..., cut:-2], grad[..., -2:-1] + swapped[..., -1:]], dim=-1)
 
 
 def _times_power(sums: Tensor, power: Tensor) -> Tensor:
@@ -300,11 +299,13 @@ def _times_power(sums: Tensor, power: Tensor) -> Tensor:
 
 def _through_power(grad: Tensor, slopes: Tensor, features: _Features, steep: Tensor, scratch: Scratch) -> None:
     """Write the gradient of x and add to the slopes p times that of p in powers of two, with `steep` p ∂/∂features."""
-    positive, negative = steep.mul_(features.both).view(*features.log.shape[:3], -1).chunk(2, dim=-1)
+    shape = features.log.shape
+    steep.mul_(features.both)
+    positive, negative = scratch.split("grad_features", (shape[3], shape[3]), *shape[:3], 2 * shape[3])
     number = torch.finfo(steep.dtype)
     # What is multiplied is 0 where x is 0.
     log = features.log.clamp_(min=number.min)
     magnitude = features.magnitude.clamp_(min=number.tiny)
-    weight = scratch.take("exponents", *log.shape)
+    weight = scratch.take("exponents", *shape)
     torch.div(torch.sub(positive, negative, out=weight), magnitude, out=grad)
     slopes += torch.add(positive, negative, out=weight).mul_(log).sum(dim=-2, keepdim=True)

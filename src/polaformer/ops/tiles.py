@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from typing import Any
 
 import torch
 from torch import Tensor
 
-Group = tuple[slice, slice]  # some batch entries with all their heads, or some heads of one batch entry
-Tile = tuple[slice, slice, slice]  # a group, or some tokens of one head
+Group = tuple[slice, slice]
 
 # torch gives each thread 32768 elements or more, so that at most two of them share a tile, whatever their number.
 TILE = 65536
@@ -17,7 +18,10 @@ _VECTORS = 128
 
 
 def head_groups(batch: int, heads: int, elements: int) -> Iterator[Group]:
-    """Cut batch and heads into groups of at most a tile, or single heads where one has more elements than a tile."""
+    """Cut batch and heads into groups: as many heads of `elements` elements each as one tile takes, but at least one.
+
+    A group is some batch entries with all their heads, or some heads of one batch entry: the two are one dimension there.
+    """
     together = max(TILE // elements, 1)
     if together >= heads:
         for entries in _slices(batch, together // heads):
@@ -28,12 +32,16 @@ def head_groups(batch: int, heads: int, elements: int) -> Iterator[Group]:
             yield slice(entry, entry + 1), some
 
 
-def tiles(x: Tensor, width: int) -> Iterator[Tile]:
-    """Cut the first three dimensions of x, (B, H, N, …), into tiles of at most `TILE` elements when a token has `width`."""
-    batch, heads, tokens = x.shape[:3]
-    for group in head_groups(batch, heads, tokens * width):
-        for some in _slices(tokens, max(TILE // width, 1)):
-            yield *group, some
+def token_tiles(*tensors: Tensor | None) -> Iterable[tuple[Any, ...]]:
+    """Cut tensors of one group, (·, ·, N, ·), into tiles of some tokens; None stays None."""
+    present = [x for x in tensors if x is not None]
+    heads = max(x.shape[0] * x.shape[1] for x in present)
+    tokens = present[0].shape[2]
+    longest = max(TILE // (heads * max(x.shape[3] for x in present)), 1)
+    if tokens <= longest:
+        return (tensors,)
+    step = math.ceil(tokens / math.ceil(tokens / longest))
+    return zip(*(itertools.repeat(None) if x is None else x.split(step, dim=2) for x in tensors))
 
 
 def _slices(size: int, longest: int) -> Iterator[slice]:
@@ -43,18 +51,29 @@ def _slices(size: int, longest: int) -> Iterator[slice]:
 
 
 class Scratch:
-    """Named buffers of a tile's size, in the dtype and on the device of the tensor given."""
+    """Named buffers, in the dtype and on the device of the tensor given.
+
+    What looks at a buffer is kept too: to make a view costs as much as to compute on some thousand elements.
+    """
 
     def __init__(self, like: Tensor) -> None:
         self._like = like
         self._buffers: dict[str, Tensor] = {}
+        self._views: dict[tuple[Any, ...], Any] = {}
 
     def take(self, name: str, *shape: int) -> Tensor:
-        """Return the named buffer in this shape; what it held before counts no more."""
-        size = math.prod(shape)
-        if name not in self._buffers or self._buffers[name].numel() < size:
-            self._buffers[name] = self._like.new_empty(_whole_vectors(size))
-        return self._buffers[name][:size].view(shape)
+        """Return the named buffer in this shape."""
+        view = self._views.get((name, shape))
+        if view is None:
+            view = self._views[name, shape] = self._elements(name, math.prod(shape)).view(shape)
+        return view
+
+    def split(self, name: str, sizes: tuple[int, ...], *shape: int) -> tuple[Tensor, ...]:
+        """Return the named buffer in this shape, split along the last dimension."""
+        views = self._views.get((name, shape, sizes))
+        if views is None:
+            views = self._views[name, shape, sizes] = self.take(name, *shape).split(sizes, dim=-1)
+        return views
 
     def load(self, name: str, x: Tensor, padding: Tensor | None) -> Tensor:
         """Return x itself where that will do, else a copy in the buffers' dtype with padded tokens set to 0."""
@@ -67,9 +86,12 @@ class Scratch:
         """Replace the first `size` elements of the named buffer by two to their power."""
         # torch rounds whole vectors in one way and what is left of them in another. With whole vectors in either half the
         # result is the same whether one thread takes them or two.
-        whole = self._buffers[name][: _whole_vectors(size)]
+        whole = self.take(name, math.ceil(size / _VECTORS) * _VECTORS)
         torch.exp2(whole, out=whole)
 
-
-def _whole_vectors(size: int) -> int:
-    return math.ceil(size / _VECTORS) * _VECTORS
+    def _elements(self, name: str, size: int) -> Tensor:
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.numel() < size:
+            buffer = self._buffers[name] = self._like.new_empty(math.ceil(size / _VECTORS) * _VECTORS)
+            self._views = {key: view for key, view in self._views.items() if key[0] != name}
+        return buffer[:size]
