@@ -99,7 +99,7 @@ def time_contenders(
             failures.append(failure)
     contenders = [contender for contender in contenders if contender.name in errors]
     timings = []
-    for pass_name, make in ((FORWARD, _forward), (TRAINING, _training)):
+    for pass_name, make in ((FORWARD, forward_call), (TRAINING, training_call)):
         functions = {contender.name: make(contender, inputs) for contender in contenders}
         seconds = time_in_turn(functions, rounds, problem.device)
         for name, function in functions.items():
@@ -147,7 +147,7 @@ def _crossover(measured: list[Timing]) -> Crossover:
     return Crossover(last.contender, last.pass_name, last.problem, tokens, not behind)
 
 
-def _forward(contender: Contender, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Callable[[], object]:
+def forward_call(contender: Contender, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Callable[[], object]:
     def run() -> Tensor:
         with torch.no_grad():
             return contender.attend(*inputs)
@@ -155,7 +155,7 @@ def _forward(contender: Contender, inputs: tuple[Tensor, Tensor, Tensor, Tensor]
     return run
 
 
-def _training(contender: Contender, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Callable[[], object]:
+def training_call(contender: Contender, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Callable[[], object]:
     q, k, v, power = leaves = [x.detach().requires_grad_() for x in inputs]
     grad = torch.ones_like(inputs[2])
 
