@@ -120,30 +120,36 @@ def time_contenders(
 
 
 def find_crossovers(timings: Sequence[Timing], rival: str = "softmax") -> list[Crossover]:
-    """Find from how many tokens on a rival takes longer than the first contender, for each pass, device and dtype.
+    """Find from how many tokens on a rival's median time is above the first contender's, for each pass, device and dtype.
 
     Args:
         timings: of problems that differ in tokens, device and dtype alone.
         rival: its name.
     """
-    groups: dict[tuple[object, ...], list[Timing]] = {}
+    groups: dict[tuple[object, ...], list[tuple[Timing, Timing]]] = {}
+    first: dict[tuple[Problem, str], Timing] = {}
     for each in timings:
+        own = first.setdefault((each.problem, each.pass_name), each)
         if each.contender == rival:
-            groups.setdefault((each.problem.device, each.problem.dtype, each.pass_name), []).append(each)
-    return [_crossover(sorted(group, key=lambda each: each.problem.tokens)) for group in groups.values()]
+            group = groups.setdefault((each.problem.device, each.problem.dtype, each.pass_name), [])
+            group.append((each, own))
+    return [_crossover(sorted(group, key=lambda pair: pair[0].problem.tokens)) for group in groups.values()]
 
 
-def _crossover(measured: list[Timing]) -> Crossover:
-    """Find it among timings of one rival, by rising tokens."""
-    tokens: int | None = measured[0].problem.tokens
-    behind = [index for index, each in enumerate(measured) if each.ratio.median <= 1]
-    if behind and behind[-1] == len(measured) - 1:
+def _crossover(measured: list[tuple[Timing, Timing]]) -> Crossover:
+    """Find it among timings of a rival and of the first contender, by rising tokens."""
+    counts = [rival.problem.tokens for rival, _ in measured]
+    advantages = [log(rival.seconds.median / own.seconds.median) for rival, own in measured]
+    behind = [index for index, advantage in enumerate(advantages) if advantage <= 0]
+    if not behind:
+        tokens = counts[0]
+    elif behind[-1] == len(measured) - 1:
         tokens = None
-    elif behind:
-        before, after = measured[behind[-1]], measured[behind[-1] + 1]
-        share = log(before.ratio.median) / log(before.ratio.median / after.ratio.median)
-        tokens = round(before.problem.tokens * (after.problem.tokens / before.problem.tokens) ** share)
-    last = measured[-1]
+    else:
+        before, after = behind[-1], behind[-1] + 1
+        share = advantages[before] / (advantages[before] - advantages[after])
+        tokens = round(counts[before] * (counts[after] / counts[before]) ** share)
+    last, _ = measured[-1]
     return Crossover(last.contender, last.pass_name, last.problem, tokens, not behind)
 
 

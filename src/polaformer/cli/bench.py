@@ -148,14 +148,14 @@ def as_values(results: Results, crossovers: list[bench.Crossover]) -> dict[str, 
     """The results as plain values for JSON; every entry names its device and dtype."""
     return {
         "operator": [flat(timing, timing.problem) for timing in results.timings],
-        "crossovers": [flat(crossover, crossover.problem) | {"tokens": crossover.tokens} for crossover in crossovers],
-        "models": [flat(timing, problem) | {"image_size": timing.image_size} for problem, timing in results.models],
+        "crossovers": [flat(crossover, crossover.problem) for crossover in crossovers],
+        "models": [flat(timing, problem) for problem, timing in results.models],
         "refused": results.refused,
     }
 
 
 def flat(result: Any, problem: bench.Problem | bench.NetworkProblem) -> dict[str, Any]:
-    """A result's fields with those of its problem, as JSON takes them."""
+    """A result's fields with those of its problem, of which the result may say one more exactly, as JSON takes them."""
     values = dataclasses.asdict(problem) | dataclasses.asdict(result)
     values.pop("problem", None)
     return values | {"dtype": str(problem.dtype).removeprefix("torch."), "device": str(problem.device)}

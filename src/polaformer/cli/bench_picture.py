@@ -54,6 +54,9 @@ def draw_times(
         row[0].legend(frameon=False, labelcolor=INK, loc="upper left")
     for axes in panels[-1]:
         axes.set_xlabel("tokens", color=INK)
+    problem = timings[0].problem
+    sizes = f"batch {problem.batch_size}, {problem.heads} heads of {problem.channels} channels"
+    notes = [f"{sizes}; lines: medians, bands: fastest to slowest run", *notes]
     figure.supxlabel("\n".join(notes), x=0.01, ha="left", fontsize=7, color="#78838a")
     with atomic_write(Path(path)) as temporary:
         figure.savefig(temporary, format="png")

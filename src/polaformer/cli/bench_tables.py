@@ -53,10 +53,8 @@ def crossover_text(crossover: Crossover, most_tokens: int) -> str:
     """Where the operator starts to win, in words."""
     if crossover.tokens is None:
         return f"not faster than {crossover.contender} up to {most_tokens:,} tokens"
-    about = "all counts measured, from" if crossover.below_smallest else "about"
-    return f"faster than {crossover.contender} from {about} {crossover.tokens:,} tokens on".replace(
-        "from all", "at all"
-    )
+    start = "the fewest measured," if crossover.below_smallest else "about"
+    return f"faster than {crossover.contender} from {start} {crossover.tokens:,} tokens on"
 
 
 def model_table(models: Sequence[tuple[NetworkProblem, NetworkTiming]]) -> list[str]:
