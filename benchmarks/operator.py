@@ -20,7 +20,6 @@ import torch
 
 from polaformer import list_backends
 from polaformer.bench import (
-    Contender,
     Problem,
     Spread,
     describe_machine,
@@ -146,7 +145,7 @@ def print_report(report: dict[str, Any], backends: list[str]) -> None:
 
 def cell(value: Any) -> str:
     """A share as it is, a spread as its median with minimum and maximum."""
-    return f"{value:.3f}" if isinstance(value, float) else f"{value[1]:.2f} ({value[0]:.2f} – {value[2]:.2f})"
+    return f"{value:.3f}" if isinstance(value, float) else f"{value[1]:.2f} ({value[0]:.2f} to {value[2]:.2f})"
 
 
 def geometric_mean(results: list[dict[str, Any]], name: str, column: str) -> float:

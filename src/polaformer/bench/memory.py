@@ -22,14 +22,25 @@ def peak_bytes(function: Callable[[], object], device: torch.device) -> int:
         function: what to call; its result is dropped at the end of the call.
         device: the device whose memory counts, CPU or CUDA.
     """
-    gc.collect()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
-        before = torch.cuda.memory_allocated(device)
-        torch.cuda.reset_peak_memory_stats(device)
-        function()
-        torch.cuda.synchronize(device)
-        return torch.cuda.max_memory_allocated(device) - before
+    collecting = gc.isenabled()
+    gc.disable()  # garbage of earlier calls, collected during this one, would make it look smaller
+    try:
+        return _peak_on_cuda(function, device) if device.type == "cuda" else _peak_on_cpu(function)
+    finally:
+        if collecting:
+            gc.enable()
+
+
+def _peak_on_cuda(function: Callable[[], object], device: torch.device) -> int:
+    torch.cuda.synchronize(device)
+    before = torch.cuda.memory_allocated(device)
+    torch.cuda.reset_peak_memory_stats(device)
+    function()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+def _peak_on_cpu(function: Callable[[], object]) -> int:
     held = peak = 0
     for change in _allocations(function):
         held += change

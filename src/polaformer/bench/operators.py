@@ -154,6 +154,8 @@ def _crossover(measured: list[tuple[Timing, Timing]]) -> Crossover:
 
 
 def forward_call(contender: Contender, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Callable[[], object]:
+    """Return a call of the forward pass alone."""
+
     def run() -> Tensor:
         with torch.no_grad():
             return contender.attend(*inputs)
@@ -162,6 +164,7 @@ def forward_call(contender: Contender, inputs: tuple[Tensor, Tensor, Tensor, Ten
 
 
 def training_call(contender: Contender, inputs: tuple[Tensor, Tensor, Tensor, Tensor]) -> Callable[[], object]:
+    """Return a call of both passes: the gradients of all inputs."""
     q, k, v, power = leaves = [x.detach().requires_grad_() for x in inputs]
     grad = torch.ones_like(inputs[2])
 
