@@ -9,6 +9,8 @@ from typing import Any, NamedTuple
 
 import torch
 
+LINEAR, SOFTMAX = "polarity-aware linear", "softmax"
+
 _MATMUL_WORDS = re.compile(
     r"[a-z]*mm|[a-z]*mv|v?dot|vecdot|matmul|conv(\dd)?|convolution|attention|linear|lstm|gru|rnn|einsum|cdist|(bi|tri)linear"
 )
@@ -23,9 +25,6 @@ class Attention(NamedTuple):
     """Queries an image, those of padding included."""
     keys: int
     """Keys that each query attends to."""
-
-
-LINEAR, SOFTMAX = "polarity-aware linear", "softmax"
 
 
 def is_of_matmul_kind(name: str) -> bool:
