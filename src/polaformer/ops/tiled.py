@@ -39,7 +39,7 @@ class State(NamedTuple):
 
 
 class _Features(NamedTuple):
-    """Of one tile, in buffers."""
+    """Of one tile, in buffers; the last two only where they are kept for the gradient."""
 
     both: Tensor  # (G, T, 2D): [a(x), b(x)] in the tile's scale
     log: Tensor  # (·, ·, T, D): log₂|x|
@@ -109,7 +109,7 @@ def channel_maxima(k: Tensor, power: Tensor, padding: Tensor | None, scratch: Sc
     largest = None
     for x, hidden in token_tiles(k, padding):
         x = scratch.load("x", x, hidden)
-        here = torch.abs(x, out=scratch.take("log", *x.shape)).amax(dim=-2, keepdim=True)
+        here = torch.abs(x, out=scratch.take("exponents", *x.shape)).amax(dim=-2, keepdim=True)
         largest = here if largest is None else torch.maximum(largest, here)
     assert largest is not None  # there is at least one key
     return largest.log2_().mul_(power)
@@ -119,7 +119,7 @@ def count_keys(k: Tensor, padding: Tensor | None, power: Tensor) -> Tensor:
     """Return the number of keys that are not padded, (B, 1, 1, 1)."""
     if padding is None:
         return power.new_full((k.shape[0], 1, 1, 1), k.shape[2])
-    return (~padding).sum(dim=-2, keepdim=True).to(power.dtype)
+    return k.shape[2] - padding.sum(dim=-2, keepdim=True).to(power.dtype)
 
 
 def empty_sums(k: Tensor, v: Tensor, power: Tensor) -> Tensor:
@@ -164,7 +164,9 @@ def query_gradients(
     log_eps = _log_eps(eps, state.count)
     sizes = _stream_sizes(grad)
     for into, x, *grads in token_tiles(grad_q, q, *grad.split(sizes, dim=-1)):
-        features, scaled_eps = _query_features(scratch.load("x", x, None), power, state.maxima, log_eps, scratch)
+        features, scaled_eps = _query_features(
+            scratch.load("x", x, None), power, state.maxima, log_eps, scratch, keep=True
+        )
         *sums, weights = _products(features.both, mixed, (*sizes, 2), x.shape, scratch)
         inverse = (weights + scaled_eps).reciprocal_()
         # A stream without any weight (one-signed q and k, no valid key) passes no gradient on, but ε alone in the
@@ -201,7 +203,7 @@ def key_gradients(
     weighted = grad_sums.flatten(0, 1)[..., :-1]
     steep, steep_weights = _times_power(grad_sums, power).flatten(0, 1).mT.split([v.shape[3], 1], dim=-2)
     for into_k, into_v, x, values, hidden in token_tiles(grad_k, grad_v, k, v, padding):
-        features = _key_features(scratch.load("x", x, hidden), power, shift, scratch)
+        features = _key_features(scratch.load("x", x, hidden), power, shift, scratch, keep=True)
         values = scratch.load("values", values, hidden).flatten(0, 1)
         grad_values = torch.bmm(features.both, weighted, out=scratch.take("grad_values", *values.shape))
         into_v.copy_(grad_values.view(into_v.shape))
@@ -230,27 +232,29 @@ def _state(k: Tensor, v: Tensor, power: Tensor, padding: Tensor | None, scratch:
     return State(maxima, sums, count_keys(k, padding, power))
 
 
-def _key_features(k: Tensor, power: Tensor, shift: Tensor, scratch: Scratch) -> _Features:
-    log, magnitude, exponents = _exponents(k, power, shift, scratch)
+def _key_features(k: Tensor, power: Tensor, shift: Tensor, scratch: Scratch, keep: bool = False) -> _Features:
+    log, magnitude, exponents = _exponents(k, power, shift, scratch, keep)
     return _Features(_split_by_sign(exponents, k, scratch), log, magnitude)
 
 
 def _query_features(
-    q: Tensor, power: Tensor, maxima: Tensor, log_eps: Tensor, scratch: Scratch
+    q: Tensor, power: Tensor, maxima: Tensor, log_eps: Tensor, scratch: Scratch, keep: bool = False
 ) -> tuple[_Features, Tensor]:
     """Return the features, each query's largest 1, and c ε in each query's scale, (·, ·, T, 1)."""
-    log, magnitude, exponents = _exponents(q, power, maxima, scratch)
+    log, magnitude, exponents = _exponents(q, power, maxima, scratch, keep)
     # A channel in which every key is zero (maximum −∞) says nothing and sets no query's scale either.
     scale = finite(exponents.amax(dim=-1, keepdim=True))
     features = _Features(_split_by_sign(exponents.sub_(scale), q, scratch), log, magnitude)
     # Where q and k are one-signed the opposite stream is exactly 0: ε must stay above 0 there or it gives 0/0.
-    bound = _EPS_EXPONENT_BOUND[q.dtype]
+    bound = _EPS_EXPONENT_BOUND[scale.dtype]
     return features, torch.add(log_eps, scale, alpha=-_LN2).clamp_(-bound, bound).exp_()
 
 
-def _exponents(x: Tensor, power: Tensor, shift: Tensor, scratch: Scratch) -> tuple[Tensor, Tensor, Tensor]:
-    magnitude = torch.abs(x, out=scratch.take("magnitude", *x.shape))
-    log = torch.log2(magnitude, out=scratch.take("log", *x.shape))
+def _exponents(x: Tensor, power: Tensor, shift: Tensor, scratch: Scratch, keep: bool) -> tuple[Tensor, Tensor, Tensor]:
+    # Three buffers where one will do are a tenth of the time of forward.
+    names = ("magnitude", "log") if keep else ("exponents", "exponents")
+    magnitude, log = (scratch.take(name, *x.shape) for name in names)
+    torch.log2(torch.abs(x, out=magnitude), out=log)
     return log, magnitude, torch.addcmul(shift, log, power, out=scratch.take("exponents", *x.shape))
 
 
