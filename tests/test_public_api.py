@@ -8,7 +8,9 @@ NAMES = {
     "BackendStatus",
     "LoadReport",
     "PolaAttention",
+    "PolaAttentionStream",
     "PolaLinearAttention",
+    "list_backends",
     "load_checkpoint",
     "load_weights",
     "list_backends",
@@ -32,7 +34,8 @@ def test_every_public_name_is_documented():
 def test_operator_signature():
     assert str(inspect.signature(polaformer.pola_attention)) == (
         "(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, power: torch.Tensor, *, "
-        "key_padding_mask: Optional[torch.Tensor] = None, eps: float = 1e-06, backend: str = 'auto') -> torch.Tensor"
+        "key_padding_mask: Optional[torch.Tensor] = None, eps: float = 1e-06, backend: str = 'auto', "
+        "group: Optional[ForwardRef('ProcessGroup')] = None) -> torch.Tensor"
     )
 
 

@@ -8,6 +8,7 @@ from .models import load_checkpoint as load_checkpoint
 from .models import load_weights as load_weights
 from .models import save_weights as save_weights
 from .ops import BackendStatus as BackendStatus
+from .ops import PolaAttentionStream as PolaAttentionStream
 from .ops import list_backends as list_backends
 from .ops import pola_attention as pola_attention
 from .ops import pola_attention_varlen as pola_attention_varlen

@@ -1,12 +1,16 @@
 """The public operator."""
 
-from typing import Optional
+from typing import TYPE_CHECKING, Optional
 
 import torch
 from torch import Tensor
 
 from . import registration
+from .distributed import sharded_attention
 from .validation import check_tensors
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup
 
 
 def pola_attention(
@@ -18,6 +22,7 @@ def pola_attention(
     key_padding_mask: Optional[Tensor] = None,
     eps: float = 1e-6,
     backend: str = "auto",
+    group: Optional["ProcessGroup"] = None,
 ) -> Tensor:
     """Attend with polarity-aware linear attention, at a cost of O((N + M) · D · E).
 
@@ -39,7 +44,11 @@ def pola_attention(
         key_padding_mask: (B, M) bool, True = ignore this key, as in `torch.nn.MultiheadAttention`. Ignored keys count
             neither in the sums nor in the means; a batch entry without any valid key gets output 0.
         eps: ε > 0 in the denominators.
-        backend: Implementation, 'auto' or 'reference'. 'auto' is 'reference' on every device.
+        backend: Implementation, one that `list_backends` names, or 'auto', the first of them that works for these tensors:
+            'native', then 'tiled', on the CPU, 'reference' elsewhere. With a group it is 'tiled'.
+        group: Ranks that the tokens are spread over, in parts of any sizes ≥ 1; every rank calls with its own tokens of q, k,
+            v and the mask, with equal B, H, D, E, dtypes, power and eps, and gets the output of its own queries. Every rank
+            must also run backward. The gradient of power is then a rank's own share of it: the shares' sum is the whole.
 
     Returns:
         [y₁, y₂] of shape (B, H, N, E), in v's dtype.
@@ -47,11 +56,14 @@ def pola_attention(
     Raises:
         RuntimeError: a derivative is asked for that is not by backward (`torch.func.jvp`), or is a second one.
         ValueError: an argument is no tensor, or has the wrong rank, shape, dtype or device; power is ≤ 0 (seen on the CPU
-            only, where looking does not wait for a device); the backend is unknown.
+            only, where looking does not wait for a device); the backend is unknown or cannot be used; group is no process
+            group that this rank belongs to.
 
     Source: PolaFormer, ICLR 2025 (arXiv 2501.15061), section 4.
     """
-    check_tensors(q, k, v, power, key_padding_mask)
+    check_tensors(q=q, k=k, v=v, power=power, key_padding_mask=key_padding_mask)
+    if group is not None:
+        return sharded_attention(q, k, v, power, key_padding_mask, eps, backend, group)
     return torch.ops.polaformer.pola_attention(q, k, v, power, key_padding_mask, eps, backend)
 
 

@@ -50,11 +50,10 @@ def forward(q: Tensor, k: Tensor, v: Tensor, power: Tensor, key_padding_mask: Te
     """Return the attention output; arguments as in `polaformer.pola_attention`, already checked."""
     with torch.autocast(q.device.type, enabled=False):
         full = full_power(q, k, v, power)
-        padding = padding_of(key_padding_mask)
         scratch = Scratch(full)
         output = v.new_empty((*q.shape[:3], v.shape[3]))
-        for group in _groups(q, k, v):
-            state = _state(k[group], v[group], full[group], _part(padding, group), scratch)
+        for group in groups(q, k, v):
+            state = _state(k[group], v[group], full[group], padding_of(key_padding_mask, group), scratch)
             attend(output[group], q[group], full[group], state, eps, scratch)
         return output
 
@@ -65,12 +64,11 @@ def backward(
     """Return the gradients of q, k, v and power for the output gradient `grad` (B, H, N, E)."""
     with torch.autocast(q.device.type, enabled=False):
         full = full_power(q, k, v, power)
-        padding = padding_of(key_padding_mask)
         scratch = Scratch(full)
         grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
         slopes = torch.zeros_like(full, memory_format=torch.contiguous_format)
-        for group in _groups(q, k, v):
-            p, hidden = full[group], _part(padding, group)
+        for group in groups(q, k, v):
+            p, hidden = full[group], padding_of(key_padding_mask, group)
             state = _state(k[group], v[group], p, hidden, scratch)
             grad_sums = query_gradients(grad_q[group], slopes[group], grad[group], q[group], p, state, eps, scratch)
             written = grad_k[group], grad_v[group], slopes[group]
@@ -93,9 +91,14 @@ def full_power(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> Tensor:
     return power.to(dtype).expand(q.shape[0], q.shape[1], 1, q.shape[3])
 
 
-def padding_of(key_padding_mask: Tensor | None) -> Tensor | None:
-    """Give the mask the dimensions of k: (B, 1, M, 1)."""
-    return None if key_padding_mask is None else key_padding_mask[:, None, :, None]
+def groups(q: Tensor, k: Tensor, v: Tensor) -> Iterator[Group]:
+    """Cut batch and heads into the groups that a phase takes at a time."""
+    return head_groups(q.shape[0], q.shape[1], max(q.shape[2], k.shape[2]) * max(q.shape[3], v.shape[3]))
+
+
+def padding_of(key_padding_mask: Tensor | None, group: Group) -> Tensor | None:
+    """Return the mask of a group in the dimensions of its keys: (B, 1, M, 1)."""
+    return None if key_padding_mask is None else key_padding_mask[group[0], None, :, None]
 
 
 def power_gradient(slopes: Tensor, full: Tensor, power: Tensor) -> Tensor:
@@ -125,6 +128,12 @@ def count_keys(k: Tensor, padding: Tensor | None, power: Tensor) -> Tensor:
 def empty_sums(k: Tensor, v: Tensor, power: Tensor) -> Tensor:
     """Return the sums over no key."""
     return power.new_zeros((*k.shape[:2], 2 * k.shape[3], v.shape[3] + 1))
+
+
+def rescale(sums: Tensor, maxima: Tensor, larger: Tensor) -> None:
+    """Turn sums taken at `maxima` into those taken at maxima at least as large."""
+    factor = torch.exp2(finite(maxima) - finite(larger))
+    sums *= torch.cat([factor, factor], dim=-1).mT
 
 
 def accumulate(
@@ -215,14 +224,6 @@ def key_gradients(
 def finite(maxima: Tensor) -> Tensor:
     """Replace −∞, the maximum over nothing but zeros, by the lowest number, which can be taken from −∞ in exponents."""
     return maxima.clamp(min=torch.finfo(maxima.dtype).min)
-
-
-def _groups(q: Tensor, k: Tensor, v: Tensor) -> Iterator[Group]:
-    return head_groups(q.shape[0], q.shape[1], max(q.shape[2], k.shape[2]) * max(q.shape[3], v.shape[3]))
-
-
-def _part(padding: Tensor | None, group: Group) -> Tensor | None:
-    return None if padding is None else padding[group[0]]
 
 
 def _state(k: Tensor, v: Tensor, power: Tensor, padding: Tensor | None, scratch: Scratch) -> State:

@@ -248,7 +248,7 @@ def _check(
     for name, x in (("q", q), ("k", k), ("v", v)):
         if x.ndim != 3:
             raise ValueError(f"{name} must have 3 dimensions (tokens, heads, channels), got shape {tuple(x.shape)}")
-    check_storage(q, k, v, power)
+    check_storage(q=q, k=k, v=v, power=power)
     _, heads, channels = q.shape
     if k.shape[1:] != q.shape[1:]:
         raise ValueError(f"k must have q's heads and channels, (M, {heads}, {channels}), got shape {tuple(k.shape)}")
