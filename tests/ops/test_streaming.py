@@ -18,7 +18,8 @@ def make_case(dtype=torch.float64, scale=1.0):
     return tuple(x.to(dtype) for x in (q, k, v, power))
 
 
-def streamed(q, k, v, power, cuts, mask=None):
+def streamed(inputs, cuts, mask=None):
+    q, k, v, power = inputs
     stream = PolaAttentionStream(power)
     for start, end in zip((0, *cuts), (*cuts, k.shape[2])):
         stream.add(k[:, :, start:end], v[:, :, start:end], None if mask is None else mask[:, start:end])
@@ -34,16 +35,16 @@ def test_chunks_equal_the_quadratic_definition(cuts, scale, order):
     k[:, 1, :, 2] = 0
     k[:, 2, :13, 1] = 0  # chunks of nothing but zeros in this channel come before the others
     expected = quadratic_attention(q, k, v, power[:, None])
-    torch.testing.assert_close(streamed(q, k, v, power, cuts), expected, rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(streamed((q, k, v, power), cuts), expected, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("scale", [1e-2, 1.0, 1e4])
 def test_low_precision_equals_one_call(dtype, scale):
-    case = make_case(dtype, scale)
-    output = streamed(*case, (3, 17))
+    q, k, v, power = make_case(dtype, scale)
+    output = streamed((q, k, v, power), (3, 17))
     assert output.dtype is dtype
-    expected = pola_attention(*case, backend="reference")
+    expected = pola_attention(q, k, v, power, backend="reference")
     torch.testing.assert_close(output, expected, rtol=2e-5 if dtype is torch.float32 else 2e-2, atol=1e-4)
 
 
@@ -54,7 +55,7 @@ def test_masked_keys_are_as_good_as_absent():
     mask[1] = True
     k[mask[:, None].expand(2, 3, 29)] = 1e9
     v[mask[:, None].expand(2, 3, 29)] = torch.nan
-    output = streamed(q, k, v, power, (3, 11, 17), mask)
+    output = streamed((q, k, v, power), (3, 11, 17), mask)
     kept = torch.cat([torch.arange(3), torch.arange(17, 29)])
     expected = quadratic_attention(q[:1], k[:1, :, kept], v[:1, :, kept], power[:, None])
     torch.testing.assert_close(output[:1], expected, rtol=1e-9, atol=1e-12)
@@ -84,8 +85,8 @@ def test_a_million_tokens_in_the_memory_of_a_chunk():
         for scale in scales:
             stream.add((keys * scale).repeat(1, 1, 100, 1), (values + scale).repeat(1, 1, 100, 1))
             attended = stream.attend(queries.repeat(1, 1, 7143, 1))
-    distinct = torch.cat([keys * x for x in scales], dim=2), torch.cat([values + x for x in scales], dim=2)
-    expected = quadratic_attention(*(x.double() for x in (queries, *distinct)), power.double()[:, None])
+    all_keys, all_values = torch.cat([keys * x for x in scales], dim=2), torch.cat([values + x for x in scales], dim=2)
+    expected = quadratic_attention(queries.double(), all_keys.double(), all_values.double(), power.double()[:, None])
     torch.testing.assert_close(attended[:, :, -7:].double(), expected, rtol=2e-5, atol=2e-5)
     whole = 2 * 1_000_000 * (16 + 16 + 12 + 12) * 4
     assert peak.bytes < whole / 10

@@ -34,7 +34,7 @@ def test_any_tile_gives_the_quadratic_definition(elements, masked, monkeypatch):
     q[:, :, 4], k[..., 3] = 0, 0
     output, *grads = outcome(q, k, v, power, grad, mask)
     leaves = [x.clone().requires_grad_() for x in (q, k, v.nan_to_num(), power)]
-    expected = quadratic_attention(*leaves[:3], leaves[3][:, None], mask)
+    expected = quadratic_attention(leaves[0], leaves[1], leaves[2], leaves[3][:, None], mask)
     torch.testing.assert_close(output, expected.detach(), rtol=1e-9, atol=1e-12)
     for actual, wanted in zip(grads, torch.autograd.grad(expected, leaves, grad)):
         torch.testing.assert_close(actual, wanted, rtol=1e-8, atol=1e-10)
