@@ -13,7 +13,6 @@ NAMES = {
     "list_backends",
     "load_checkpoint",
     "load_weights",
-    "list_backends",
     "pola_attention",
     "pola_attention_varlen",
     "save_weights",

@@ -63,7 +63,7 @@ def pola_attention_varlen(
 
     Source: PolaFormer, ICLR 2025 (arXiv 2501.15061), section 4, sequence by sequence.
     """
-    check_tensors(q, k, v, power, None)
+    check_tensors(q=q, k=k, v=v, power=power)
     for name, x in (("cu_seqlens_q", cu_seqlens_q), ("cu_seqlens_k", cu_seqlens_k)):
         if not isinstance(x, Tensor):
             raise ValueError(f"{name} must be a tensor, got {type(x).__name__}")
