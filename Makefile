@@ -1,10 +1,10 @@
-# The commands a person uses: `make demo` shows the product at work, `make test` runs every test.
+# The commands a person uses: `make demo` shows the product at work, `make test` runs every test, `make bench` times it.
 PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench clean
 
 $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
@@ -32,6 +32,11 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/pyright --pythonpath $(BIN)/python
+
+# The tables of docs/performance.md, on an otherwise idle machine.
+bench: $(VENV)/.train
+	$(BIN)/python benchmarks/attention.py
+	$(BIN)/python benchmarks/network.py
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from polaformer import pola_attention
+from polaformer import pola_attention, pola_attention_varlen
 from polaformer.ops import reference
 
 SIZES = {"batch": 2, "heads": 3, "queries": 7, "keys": 11, "channels": 5, "values": 13}
@@ -32,6 +32,15 @@ def test_forward_and_backward__every_backend(attend):
     by_hand = 2 * 3 * (10 * 11 * 15 + 7 * 10 * 15)
     assert multiply_adds(lambda: attend(*inputs)) == by_hand
     assert multiply_adds(lambda: attend(*inputs).sum().backward()) == 4 * by_hand
+
+
+def test_packed_sequences_count_what_their_calls_one_by_one_would():
+    q, k, v, power = make_inputs(**SIZES | {"batch": 1})
+    q, k, v = (x[0].transpose(0, 1).requires_grad_() for x in (q, k, v))
+    at_q, at_k = torch.tensor([0, 3, 7]), torch.tensor([0, 9, 11])
+    by_hand = 3 * (10 * 11 * 15 + 7 * 10 * 15)
+    assert multiply_adds(lambda: pola_attention_varlen(q, k, v, power, at_q, at_k)) == by_hand
+    assert multiply_adds(lambda: pola_attention_varlen(q, k, v, power, at_q, at_k).sum().backward()) == 4 * by_hand
 
 
 def test_formula_equals_the_products_that_the_reference_computes():

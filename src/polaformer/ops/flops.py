@@ -22,6 +22,7 @@ from typing import Any
 
 import torch
 
+from . import varlen
 from .registration import BACKWARD, FORWARD
 
 Shape = Sequence[int]
@@ -46,6 +47,16 @@ def attention_backward_flops(
     return 3 * attention_flops(q_shape, k_shape, v_shape)
 
 
+def packed_flops(q_shape: Shape, k_shape: Shape, v_shape: Shape, *_: Any, **__: Any) -> int:
+    """Return the operations of `pola_attention_varlen`; shapes (tokens, H, channels), of all sequences together."""
+    return attention_flops((1, q_shape[1], q_shape[0], q_shape[2]), (1, 1, k_shape[0], 1), (1, 1, 1, v_shape[2]))
+
+
+def packed_backward_flops(grad_shape: Shape, q_shape: Shape, k_shape: Shape, v_shape: Shape, *_: Any, **__: Any) -> int:
+    """Return the operations of the gradients of all inputs; shapes as there."""
+    return 3 * packed_flops(q_shape, k_shape, v_shape)
+
+
 def _register(formulas: dict[str, Callable[..., int]]) -> None:
     # Where there is no triton the counter's module says so in a warning when it is imported, to all who import this package.
     logger = logging.getLogger("torch.utils.flop_counter")
@@ -59,4 +70,11 @@ def _register(formulas: dict[str, Callable[..., int]]) -> None:
         register_flop_formula(getattr(getattr(torch.ops, namespace), operator))(formula)
 
 
-_register({FORWARD: attention_flops, BACKWARD: attention_backward_flops})
+_register(
+    {
+        FORWARD: attention_flops,
+        BACKWARD: attention_backward_flops,
+        varlen.FORWARD: packed_flops,
+        varlen.BACKWARD: packed_backward_flops,
+    }
+)

@@ -1,6 +1,6 @@
 """Times the operator's CPU backends beside the published formula, run by run, and prints docs/performance.md's tables.
 
-    python benchmarks/operator.py --threads 2 --output operator.json
+    python benchmarks/attention.py --threads 2 --output operator.json
 
 Everything is checked against float64 first; what is wrong is not timed. A ratio is one pair of runs that lie next to each
 other in time, so that a busy machine disturbs both. The floor is the least that fused code has to do: both matrix products
