@@ -41,8 +41,8 @@ class BackendStatus(NamedTuple):
 
 
 # In the order in which 'auto' tries them.
-BACKENDS = ("native", "tiled", "reference")
-_AUTOMATIC = {"cpu": ("native", "tiled")}
+BACKENDS = ("native", "triton", "tiled", "reference")
+_AUTOMATIC = {"cpu": ("native", "tiled"), "cuda": ("triton",)}
 
 
 def list_backends() -> list[BackendStatus]:
