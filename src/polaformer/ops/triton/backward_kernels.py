@@ -10,6 +10,7 @@ import triton.language as tl
 
 from .features import (
     UNSPECIALIZED,
+    accumulate,
     dot,
     inverse_weights,
     load_tile,
@@ -134,8 +135,8 @@ def state_gradient(
         x = load_tile(q, rows, q_row, valid, d, q_column, D)
         exponent, _ = query_exponent(x, p, peak)
         a, b = split_by_sign(tl.exp2(exponent - maximum[:, None]), x, TF32)
-        upper += dot(tl.trans(a), gradient, TF32)
-        lower += dot(tl.trans(b), gradient, TF32)
+        upper = accumulate(upper, 1.0, tl.trans(a), gradient, TF32)
+        lower = accumulate(lower, 1.0, tl.trans(b), gradient, TF32)
         sum_a += tl.sum(a * grad_same + b * grad_opposite, 0)
         sum_b += tl.sum(b * grad_same + a * grad_opposite, 0)
 

@@ -59,6 +59,12 @@ def dot(x, y, TF32: tl.constexpr):
 
 
 @triton.jit
+def accumulate(total, factor, x, y, TF32: tl.constexpr):
+    """Return total · factor + x y, added outside of the tensor cores: those cut bits off a long sum and do not round it."""
+    return tl.fma(total, tl.zeros_like(total) + factor, dot(x, y, TF32))
+
+
+@triton.jit
 def log2_size(x):
     """Return log2|x|, 0 where x is 0; NaN stays NaN."""
     return tl.log2(tl.where(x == 0, 1.0, tl.abs(x)))

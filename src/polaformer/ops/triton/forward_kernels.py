@@ -14,6 +14,7 @@ import triton.language as tl
 
 from .features import (
     UNSPECIALIZED,
+    accumulate,
     dot,
     finite,
     inverse_weights,
@@ -61,8 +62,8 @@ def key_state(
         decay = tl.where(peak > 0, tl.exp2(p * (log2_size(peak) - log2_size(grown))), 0.0)
         feature = tl.exp2(p[None, :] * (log2_size(x) - log2_size(grown)[None, :]))
         a, b = split_by_sign(feature, x, TF32)
-        state_a = state_a * decay[:, None] + dot(tl.trans(a), values, TF32)
-        state_b = state_b * decay[:, None] + dot(tl.trans(b), values, TF32)
+        state_a = accumulate(state_a, decay[:, None], tl.trans(a), values, TF32)
+        state_b = accumulate(state_b, decay[:, None], tl.trans(b), values, TF32)
         sum_a = sum_a * decay + tl.sum(a, 0)
         sum_b = sum_b * decay + tl.sum(b, 0)
         peak = grown
