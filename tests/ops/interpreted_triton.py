@@ -44,8 +44,11 @@ def gradients(function, inputs, grad):
     return output.detach(), torch.autograd.grad(output, leaves, grad)
 
 
-def check(inputs, *, mask=None, limit=2e-5, grad_scale=1.0):
-    """Compare output and gradients with the quadratic definition in float64, and return them."""
+def check(inputs, *, mask=None, limit=2e-5, grad_scale=1.0, floor=0.0):
+    """Compare output and gradients with the quadratic definition in float64, and return them.
+
+    floor: what counts as the size of a gradient at least, where terms of that size cancel.
+    """
     q, v = inputs[0], inputs[2]
     grad = torch.randn(*q.shape[:3], v.shape[3], generator=torch.Generator().manual_seed(5)) * grad_scale
     grad = grad.to(v.dtype)
@@ -56,14 +59,11 @@ def check(inputs, *, mask=None, limit=2e-5, grad_scale=1.0):
     assert output.dtype is v.dtype
     assert output.isfinite().all()
     assert relative(output, expected, torch.finfo(output.dtype).tiny) <= limit
-    # With one key all but ε cancels in the gradients of q, k and power: what is left is rounding of terms of size 1.
-    cancelling = 10.0 if inputs[1].shape[2] == 1 else 0.0
     for name, x, actual, wanted in zip(NAMES, inputs, grads, expected_grads):
         assert actual.dtype is x.dtype
         assert actual.shape == x.shape
         assert actual.isfinite().all(), name
-        floor = torch.finfo(x.dtype).tiny if name == "v" else max(cancelling, torch.finfo(x.dtype).tiny)
-        assert relative(actual, wanted, floor) <= 10 * limit, name
+        assert relative(actual, wanted, max(floor, torch.finfo(x.dtype).tiny)) <= 10 * limit, name
     return output, grads
 
 
@@ -84,13 +84,12 @@ class TestLoops:
     @pytest.mark.parametrize(
         "sizes",
         [
-            (2, 1, 67, 5, 3, 7),  # blocks of queries
+            (2, 1, 35, 5, 3, 7),  # blocks of queries
             (1, 2, 5, 71, 3, 7),  # chunks and blocks of keys
-            (1, 2, 35, 37, 83, 7),  # blocks of channels of q and k
-            (2, 1, 35, 37, 3, 83),  # blocks of channels of v
-            (2, 3, 51, 101, 49, 35),  # all of them
-            (1, 1, 129, 1, 33, 34),  # one key
-            (3, 1, 1, 47, 17, 1),  # one query, one value channel
+            (1, 1, 17, 19, 51, 7),  # blocks of channels of q and k
+            (1, 1, 18, 19, 3, 51),  # blocks of channels of v
+            (1, 1, 19, 37, 33, 35),  # all of them
+            (3, 2, 1, 23, 5, 1),  # one query, one value channel
         ],
         ids=str,
     )
@@ -100,10 +99,10 @@ class TestLoops:
     @pytest.mark.parametrize(
         "sizes",
         [
-            (1, 2, 33, 517, 5, 6),
+            (1, 1, 33, 517, 5, 6),
             (1, 1, 37, 19, 65, 3),
             (2, 1, 11, 35, 129, 70),
-            (1, 1, 35, 67, 192, 48),
+            (1, 1, 5, 35, 192, 48),
             (1, 1, 9, 33, 256, 131),
         ],
         ids=str,
@@ -113,16 +112,20 @@ class TestLoops:
 
     @pytest.mark.parametrize("channels", [1, 3, 15, 16, 48, 80, 96])
     def test_any_number_of_channels(self, channels):
-        check(make_inputs(1, 2, 7, 11, channels, 97 - channels))
+        check(make_inputs(1, 2, 7, 11, channels, 48 if channels < 16 else 20))
+
+    def test_one_key(self, tiny_blocks):
+        # All but ε cancels in the gradients of q, k and power.
+        check(make_inputs(1, 2, 33, 1, 5, 6), floor=1.0)
 
     @pytest.mark.parametrize("config", configs.CONFIGS, ids=str)
     def test_every_config(self, monkeypatch, config):
         monkeypatch.setattr(configs, "CONFIGS", (config,))
-        check(make_inputs(1, 1, 35, 267, 66, 67))
+        check(make_inputs(1, 1, 35, 67, 18, 19))
 
     def test_equals_the_reference(self, tiny_blocks):
-        inputs = make_inputs(2, 3, 51, 101, 33, 35)
-        grad = torch.randn(2, 3, 51, 35, generator=torch.Generator().manual_seed(1))
+        inputs = make_inputs(1, 2, 19, 37, 17, 21)
+        grad = torch.randn(1, 2, 19, 21, generator=torch.Generator().manual_seed(1))
         _, grads = gradients(attend, inputs, grad)
         wanted = reference.backward(grad, *inputs, None, 1e-6)
         torch.testing.assert_close(attend(*inputs), reference.forward(*inputs, None, 1e-6), rtol=2e-5, atol=2e-6)
@@ -130,8 +133,8 @@ class TestLoops:
             assert relative(x, y.double(), 0) <= 2e-5
 
     def test_repeats_bit_for_bit(self, tiny_blocks):
-        inputs = make_inputs(1, 2, 67, 101, 17, 19)
-        grad = torch.ones(1, 2, 67, 19)
+        inputs = make_inputs(1, 2, 19, 71, 5, 7)
+        grad = torch.ones(1, 2, 19, 7)
         first, again = (gradients(attend, inputs, grad) for _ in range(2))
         assert torch.equal(first[0], again[0])
         assert all(torch.equal(x, y) for x, y in zip(first[1], again[1]))
@@ -141,18 +144,18 @@ class TestValues:
     @DTYPES
     @pytest.mark.parametrize("one_signed", [False, True], ids=["two-signed", "one-signed"])
     @pytest.mark.parametrize("scale", [1e-3, 1e-2, 1.0, 16.0, 1e4])
-    def test_scales(self, tiny_blocks, scale, one_signed, dtype):
-        inputs = make_inputs(1, 2, 19, 37, 21, 18, scale=scale, one_signed=one_signed, dtype=dtype)
+    def test_scales(self, scale, one_signed, dtype):
+        inputs = make_inputs(1, 2, 19, 37, 11, 8, scale=scale, one_signed=one_signed, dtype=dtype)
         # Gradients of q and k go as 1 / scale, those of v as 1, and float16 can store neither end.
         check(inputs, limit=LIMITS[dtype], grad_scale=scale**0.5)
 
     @DTYPES
     def test_long_sums(self, dtype):
-        check(make_inputs(1, 1, 17, 3001, 31, 37, dtype=dtype), limit=LIMITS[dtype])
+        check(make_inputs(1, 1, 5, 1201, 7, 6, dtype=dtype), limit=LIMITS[dtype])
 
     def test_a_large_loss_scale_stays_finite(self):
         # The opposite stream is exactly 0, and its ε alone is e^-80 in the scale of these queries.
-        check(make_inputs(1, 1, 5, 37, 3, 4, scale=1e4, one_signed=True), limit=2e-5, grad_scale=65536)
+        check(make_inputs(1, 1, 257, 7, 3, 4, scale=1e4, one_signed=True), grad_scale=65536)
 
     @DTYPES
     @pytest.mark.parametrize(
@@ -173,13 +176,15 @@ class TestValues:
             k = torch.full_like(k, 0.7)
         elif case == "negative":
             q, k = -q.abs(), -k.abs()
-        check([q.to(dtype), k.to(dtype), v.to(dtype), power], limit=LIMITS[dtype])
+        # Of constant keys all queries make the same mean: their gradients are what is left of terms of size 1.
+        floor = 1.0 if case == "constant keys" else 0.0
+        check([q.to(dtype), k.to(dtype), v.to(dtype), power], limit=LIMITS[dtype], floor=floor)
 
     @pytest.mark.parametrize("p", [0.5, 1.0, 3.0])
     def test_gradients_at_zero_are_zero(self, p):
-        q, k, v, _ = make_inputs(1, 1, 3, 5, 2, 4)
+        q, k, v, _ = make_inputs(1, 1, 3, 5, 3, 4)
         q[..., 0], k[..., 1, 1] = 0, 0
-        _, grads = check([q, k, v, torch.full((1, 2), p)])
+        _, grads = check([q, k, v, torch.full((1, 3), p)])
         assert (grads[0][..., 0] == 0).all()
         assert (grads[1][..., 1, 1] == 0).all()
 
@@ -197,7 +202,7 @@ class TestMask:
     def test_masked_keys(self, tiny_blocks):
         mask = torch.rand(3, 101, generator=torch.Generator().manual_seed(2)) < 0.4
         mask[1, :70] = True  # whole chunks without a key
-        check(make_inputs(3, 2, 19, 101, 17, 18), mask=mask)
+        check(make_inputs(3, 1, 5, 101, 7, 6), mask=mask)
 
     def test_no_valid_key_gives_zero(self):
         mask = torch.zeros(2, 11, dtype=torch.bool)
@@ -255,8 +260,8 @@ class TestArguments:
     @DTYPES
     @pytest.mark.parametrize("autocast", [torch.float16, torch.bfloat16], ids=["autocast-fp16", "autocast-bf16"])
     def test_autocast_changes_nothing(self, autocast, dtype):
-        inputs = make_inputs(1, 2, 3, 300, 7, 4, dtype=dtype)
-        grad = torch.ones(1, 2, 3, 4, dtype=dtype)
+        inputs = make_inputs(1, 1, 3, 257, 7, 4, dtype=dtype)
+        grad = torch.ones(1, 1, 3, 4, dtype=dtype)
         plain = gradients(attend, inputs, grad)
         with torch.autocast("cpu", dtype=autocast):
             cast = gradients(attend, inputs, grad)
@@ -331,7 +336,7 @@ class TestFallback:
         inputs = make_inputs(1, 2, 7, 11, 5, 4)
         with pytest.warns(UserWarning, match=f"PyTorch computes them: CompilationError in {broken}: ") as caught:
             check(inputs)
-            check(inputs)
+        check(inputs)  # a further warning would be an error
         assert len([x for x in caught if x.category is UserWarning]) == 1
 
     def test_too_little_shared_memory_leaves_it_to_pytorch(self, monkeypatch):

@@ -82,7 +82,7 @@ def _read(file: Path, candidates: Sequence[Config]) -> Config | None:
     try:
         stored = json.loads(file.read_text())
         return next((config for config in candidates if config._asdict() == stored), None)
-    except FileNotFoundError:
+    except (FileNotFoundError, NotADirectoryError):
         return None
     except (OSError, ValueError) as error:
         warnings.warn(f"the tuning result {file} is measured anew, it cannot be read: {error}", stacklevel=2)
