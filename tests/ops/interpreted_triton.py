@@ -124,12 +124,11 @@ class TestLoops:
         check(make_inputs(1, 1, 35, 67, 18, 19))
 
     def test_equals_the_reference(self, tiny_blocks):
-        inputs = make_inputs(1, 2, 19, 37, 17, 21)
+        q, k, v, power = make_inputs(1, 2, 19, 37, 17, 21)
         grad = torch.randn(1, 2, 19, 21, generator=torch.Generator().manual_seed(1))
-        _, grads = gradients(attend, inputs, grad)
-        wanted = reference.backward(grad, *inputs, None, 1e-6)
-        torch.testing.assert_close(attend(*inputs), reference.forward(*inputs, None, 1e-6), rtol=2e-5, atol=2e-6)
-        for x, y in zip(grads, wanted):
+        output, grads = gradients(attend, (q, k, v, power), grad)
+        torch.testing.assert_close(output, reference.forward(q, k, v, power, None, 1e-6), rtol=2e-5, atol=2e-6)
+        for x, y in zip(grads, reference.backward(grad, q, k, v, power, None, 1e-6)):
             assert relative(x, y.double(), 0) <= 2e-5
 
     def test_repeats_bit_for_bit(self, tiny_blocks):

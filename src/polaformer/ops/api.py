@@ -45,7 +45,7 @@ def pola_attention(
             neither in the sums nor in the means; a batch entry without any valid key gets output 0.
         eps: ε > 0 in the denominators.
         backend: Implementation, one that `list_backends` names, or 'auto', the first of them that works for these tensors:
-            'native', then 'tiled', on the CPU, 'reference' elsewhere. With a group it is 'tiled'.
+            'native', then 'tiled', on the CPU, 'triton' on CUDA, else 'reference'. With a group it is 'tiled'.
         group: Ranks that the tokens are spread over, in parts of any sizes ≥ 1; every rank calls with its own tokens of q, k,
             v and the mask, with equal B, H, D, E, dtypes, power and eps, and gets the output of its own queries. Every rank
             must also run backward. The gradient of power is then a rank's own share of it: the shares' sum is the whole.

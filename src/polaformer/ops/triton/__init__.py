@@ -39,6 +39,8 @@ def unsupported_reason(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> str | 
     """Say why these tensors cannot be taken, or return None."""
     if q.device.type != "cuda" and not _is_interpreted():
         return f"it runs on a GPU, got tensors on {q.device}"
+    if q.is_cuda and torch.version.hip is None and torch.cuda.get_device_capability(q.device) < (8, 0):
+        return f"it needs compute capability 8.0 (Ampere) or higher, {torch.cuda.get_device_name(q.device)} has less"
     for name, x in (("q", q), ("k", k), ("v", v), ("power", power)):
         if x.dtype not in _DTYPES:
             return f"{name} must be float32, bfloat16 or float16, got {x.dtype}"
