@@ -18,10 +18,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from published import published_attention
 from torch import Tensor
 
 from polaformer import pola_attention
+from polaformer.bench.contenders import published_attention, softmax_attention
 
 # (batch, heads, tokens, channels): pyramid stages, a window model's stage, long sequences, odd sizes, one large batch.
 SUITE = [
@@ -67,7 +67,7 @@ def compare(inputs: list[Tensor], grad: Tensor, backend: str) -> dict[str, float
     return errors
 
 
-def check(sizes: tuple[int, ...], dtype: torch.dtype, device: str, backend: str = "triton") -> dict[str, Any]:
+def check(sizes: Any, dtype: torch.dtype, device: str, backend: str = "triton") -> dict[str, Any]:
     """Compare one case with float64; `reason` is empty if it is right."""
     row: dict[str, Any] = {"sizes": sizes, "dtype": name_of(dtype), "errors": {}, "reason": ""}
     with warnings.catch_warnings():
@@ -91,14 +91,6 @@ def run_both(attend: Callable[..., Tensor], inputs: list[Tensor], grad: Tensor) 
     return (output.detach(), *torch.autograd.grad(output, leaves, grad, allow_unused=True))
 
 
-def softmax_attention(q: Tensor, k: Tensor, v: Tensor, power: Tensor) -> Tensor:
-    """PyTorch's fused softmax attention; never its plain form, which holds every pair."""
-    from torch.nn.attention import SDPBackend, sdpa_kernel
-
-    with sdpa_kernel([SDPBackend.FLASH_ATTENTION, SDPBackend.EFFICIENT_ATTENTION, SDPBackend.CUDNN_ATTENTION]):
-        return torch.nn.functional.scaled_dot_product_attention(q, k, v)
-
-
 def contenders(elapsed: float) -> dict[str, Callable[..., Tensor]]:
     """Return what takes part, by name."""
     functions = {
@@ -113,7 +105,7 @@ def contenders(elapsed: float) -> dict[str, Callable[..., Tensor]]:
     return functions
 
 
-def time_case(sizes: tuple[int, ...], dtype: torch.dtype, backward: bool, elapsed: float) -> dict[str, Any]:
+def time_case(sizes: Any, dtype: torch.dtype, backward: bool, elapsed: float) -> dict[str, Any]:
     """Time all contenders in turn on the GPU and return (min, median, max) in milliseconds and peak memory in bytes by name."""
     inputs, grad = make_case(*sizes, dtype, "cuda")
     runs: dict[str, Callable[[], Any]] = {}

@@ -38,7 +38,7 @@ def arguments(**changes: Any) -> dict[str, Any]:
         ({"power": torch.full((3, 5), float("nan"))}, "power must be > 0 everywhere, got a minimum of nan"),
         ({"power": torch.zeros(3, 5)}, "power must be > 0 everywhere"),
         ({"eps": 0.0}, "eps must be > 0, got 0.0"),
-        ({"backend": "cuda"}, "backend must be one of auto, native, tiled, reference, got 'cuda'"),
+        ({"backend": "cuda"}, "backend must be one of auto, native, triton, tiled, reference, got 'cuda'"),
         ({"key_padding_mask": torch.zeros(2, 7, dtype=torch.bool)}, "key_padding_mask must have shape (batch, keys) = (2, 11), got (2, 7)"),
         ({"key_padding_mask": torch.zeros(2, 11)}, "key_padding_mask must have dtype torch.bool (True = ignore this key), got torch.float32"),
         ({"q": np.ones((2, 3, 7, 5))}, "q must be a tensor, got ndarray"),
