@@ -235,7 +235,7 @@ class TestArguments:
         copies = gradients(attend, (q.contiguous(), k.contiguous(), v.contiguous(), power), grad.contiguous())
         assert torch.equal(views[0], copies[0])
         assert all(torch.equal(x, y) for x, y in zip(views[1], copies[1]))
-        assert all(x.is_contiguous() for x in views[1])
+        assert all(x.transpose(1, 2).is_contiguous() for x in views[1][:3])
 
     @pytest.mark.parametrize(
         "shape", [(), (5,), (1, 5), (3, 1), (3, 5), (3, 1, 5), (2, 3, 1, 5), (2, 1, 1, 1)], ids=str

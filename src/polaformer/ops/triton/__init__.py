@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from .. import reference
+from ..layout import empty_token_major
 from .configs import Config, NoConfigError, Problem, describe, launch, split
 
 _DTYPES = (torch.float16, torch.bfloat16, torch.float32)
@@ -153,7 +154,7 @@ class _State(NamedTuple):
 def _forward(q: Tensor, k: Tensor, v: Tensor, power: Tensor, key_padding_mask: Tensor | None, eps: float) -> Tensor:
     call = _Call(q, k, v, power, key_padding_mask, eps)
     state = _key_state(call)
-    output = v.new_empty((*q.shape[:3], v.shape[3]))
+    output = empty_token_major(v, q.shape[2])
 
     def run(config: Config) -> Tensor:
         blocks = math.ceil(call.queries / config.rows)
@@ -219,7 +220,7 @@ def _key_state(call: _Call) -> _State:
 def _query_gradient(call: _Call, grad: Tensor, state: _State) -> tuple[Tensor, Tensor, Tensor]:
     """Return q's gradient, power's by blocks of queries, and the row terms of `backward_kernels`."""
     q = call.q
-    grad_q = torch.empty_like(q, memory_format=torch.contiguous_format)
+    grad_q = empty_token_major(q, q.shape[2])
     row_terms = call.buffer(call.count, 5, call.queries)
 
     def run(config: Config) -> Tensor:
@@ -257,7 +258,7 @@ def _state_gradient(call: _Call, grad: Tensor, state: _State, row_terms: Tensor)
 def _key_gradient(call: _Call, state: _State, grad_state: Tensor, grad_sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return k's and v's gradients, and power's by blocks of keys."""
     k, v = call.k, call.v
-    grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (k, v))
+    grad_k, grad_v = (empty_token_major(x, x.shape[2]) for x in (k, v))
 
     def run(config: Config) -> Tensor:
         blocks = math.ceil(call.keys / config.rows)

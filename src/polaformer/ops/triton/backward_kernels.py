@@ -19,6 +19,7 @@ from .features import (
     query_exponent,
     split_by_sign,
     store_tile,
+    store_tokens,
     valid_keys,
 )
 from .forward_kernels import attend_block
@@ -91,7 +92,7 @@ def query_gradient(
         exponent, logs = query_exponent(x, p, peak)
         a, b = split_by_sign(tl.exp2(exponent - maximum[:, None]), x, TF32)
         weight = a * grad_a + b * grad_b
-        store_tile(grad_q + head * tokens * D, rows, valid, d, input_gradient(weight, p, x), D)
+        store_tokens(grad_q, head, heads, tokens, rows, valid, d, input_gradient(weight, p, x), D)
         tl.store(grad_power + tl.program_id(0).to(tl.int64) * D + d, tl.sum(weight * logs, 0) * _LN2, mask=d < D)
 
 
@@ -185,7 +186,7 @@ def key_gradient(
             grad_a += dot(values, tl.trans(upper), TF32)
             grad_b += dot(values, tl.trans(lower), TF32)
         weight = a * grad_a + b * grad_b
-        store_tile(grad_k + head * tokens * D, rows, rows < tokens, d, input_gradient(weight, p, x), D)
+        store_tokens(grad_k, head, heads, tokens, rows, rows < tokens, d, input_gradient(weight, p, x), D)
         tl.store(grad_power + tl.program_id(0).to(tl.int64) * D + d, tl.sum(weight * logs, 0) * _LN2, mask=d < D)
 
     for start_e in range(0, E, VALUES):
@@ -199,7 +200,7 @@ def key_gradient(
             upper = operand(load_tile(grad_state, d, E, d < D, e, 1, E), TF32)
             lower = operand(load_tile(grad_state + D * E, d, E, d < D, e, 1, E), TF32)
             grad_values += dot(a, upper, TF32) + dot(b, lower, TF32)
-        store_tile(grad_v + head * tokens * E, rows, rows < tokens, e, grad_values, E)
+        store_tokens(grad_v, head, heads, tokens, rows, rows < tokens, e, grad_values, E)
 
 
 @triton.jit

@@ -27,6 +27,14 @@ def store_tile(base, rows, valid, columns, x, size: tl.constexpr):
 
 
 @triton.jit
+def store_tokens(base, head, heads, tokens, rows, valid, columns, x, size: tl.constexpr):
+    """Store rows × columns of one head in (batch, tokens, heads, size), where the heads of a token lie side by side."""
+    base += (head // heads * tokens * heads + head % heads) * size
+    places = base + rows.to(tl.int64)[:, None] * (heads * size) + columns[None, :]
+    tl.store(places, x.to(base.dtype.element_ty), mask=valid[:, None] & (columns < size)[None, :])
+
+
+@triton.jit
 def valid_keys(mask, rows, last, stride, HAS_MASK: tl.constexpr):
     """Return which rows lie before `last` and are not masked."""
     valid = rows < last

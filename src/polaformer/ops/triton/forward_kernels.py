@@ -24,6 +24,7 @@ from .features import (
     query_exponent,
     split_by_sign,
     store_tile,
+    store_tokens,
     valid_keys,
 )
 
@@ -178,4 +179,4 @@ def query_output(
     )  # fmt: skip
     same, opposite = inverse_weights(same, opposite, count, log2_eps, maximum)
     inverse = tl.where((e < (E + 1) // 2)[None, :], same[:, None], opposite[:, None])
-    store_tile(output + head * tokens * E, rows, rows < tokens, e, numerator * inverse, E)
+    store_tokens(output, head, heads, tokens, rows, rows < tokens, e, numerator * inverse, E)
