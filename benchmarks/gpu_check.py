@@ -33,16 +33,16 @@ ODD = [
     (1, 1, 1, 1, 1, 1), (2, 3, 131, 257, 31, 37), (1, 2, 77, 3, 3, 5), (1, 2, 300, 4099, 15, 16), (2, 1, 67, 129, 80, 96),
     (1, 2, 129, 1025, 192, 48), (1, 1, 65, 513, 256, 131),
 ]  # fmt: skip
+Sizes = tuple[int, int, int, int, int, int]
 LIMITS = {torch.float16: 2e-3, torch.bfloat16: 1e-2, torch.float32: 2e-5}
 ROUNDS, SAMPLE_MS = 9, 2.0
 # Compiling for each shape takes longer than all the rest: it stops here, so that the whole run stays under 5 minutes.
 COMPILE_UNTIL_S, STOP_AFTER_S = 140, 270
 
 
-def make_case(
-    batch: int, heads: int, queries: int, keys: int, channels: int, values: int, dtype: torch.dtype, device: str
-) -> tuple[list[Tensor], Tensor]:
+def make_case(sizes: Sizes, dtype: torch.dtype, device: str) -> tuple[list[Tensor], Tensor]:
     """Make q, k, v, power and the output's gradient."""
+    batch, heads, queries, keys, channels, values = sizes
     generator = torch.Generator(device).manual_seed(queries + keys)
     randn = functools.partial(torch.randn, generator=generator, device=device)
     q, k = randn(batch, heads, queries, channels), randn(batch, heads, keys, channels)
@@ -67,13 +67,14 @@ def compare(inputs: list[Tensor], grad: Tensor, backend: str) -> dict[str, float
     return errors
 
 
-def check(sizes: Any, dtype: torch.dtype, device: str, backend: str = "triton") -> dict[str, Any]:
+def check(sizes: Sizes, dtype: torch.dtype, device: str, backend: str = "triton") -> dict[str, Any]:
     """Compare one case with float64; `reason` is empty if it is right."""
     row: dict[str, Any] = {"sizes": sizes, "dtype": name_of(dtype), "errors": {}, "reason": ""}
     with warnings.catch_warnings():
         warnings.simplefilter("error", UserWarning)  # a backend that falls back says so by a warning
         try:
-            row["errors"] = compare(*make_case(*sizes, dtype, device), backend)
+            inputs, grad = make_case(sizes, dtype, device)
+            row["errors"] = compare(inputs, grad, backend)
         except UserWarning as warning:
             row["reason"] = f"fell back: {warning}"
             return row
@@ -105,9 +106,9 @@ def contenders(elapsed: float) -> dict[str, Callable[..., Tensor]]:
     return functions
 
 
-def time_case(sizes: Any, dtype: torch.dtype, backward: bool, elapsed: float) -> dict[str, Any]:
+def time_case(sizes: Sizes, dtype: torch.dtype, backward: bool, elapsed: float) -> dict[str, Any]:
     """Time all contenders in turn on the GPU and return (min, median, max) in milliseconds and peak memory in bytes by name."""
-    inputs, grad = make_case(*sizes, dtype, "cuda")
+    inputs, grad = make_case(sizes, dtype, "cuda")
     runs: dict[str, Callable[[], Any]] = {}
     rows: dict[str, Any] = {}
     for name, function in contenders(elapsed).items():
@@ -159,7 +160,7 @@ def measure_limits() -> dict[str, float]:
     return {"bytes_per_s": 2 * x.nbytes / copy * 1e3, "tf32_flops_per_s": 2 * 8192**3 / product * 1e3}
 
 
-def bound_ms(sizes: tuple[int, ...], dtype: torch.dtype, backward: bool, limits: dict[str, float]) -> tuple[float, str]:
+def bound_ms(sizes: Sizes, dtype: torch.dtype, backward: bool, limits: dict[str, float]) -> tuple[float, str]:
     """Return the least time that the bytes that must move and the operations allow, and which of the two it is."""
     batch, heads, queries, keys, channels, values = sizes
     inputs = queries * channels + keys * (channels + values)

@@ -22,7 +22,7 @@ def gpu_check(monkeypatch):
 
 
 def test_published_formula_is_the_quadratic_definition(gpu_check):
-    inputs, _ = gpu_check.make_case(2, 3, 5, 11, 7, 9, torch.float64, "cpu")
+    inputs, _ = gpu_check.make_case((2, 3, 5, 11, 7, 9), torch.float64, "cpu")
     q, k, v, power = (x.double() for x in inputs)
     output = gpu_check.published_attention(q, k, v, power)
     torch.testing.assert_close(output, quadratic_attention(q, k, v, power[:, None]), rtol=1e-12, atol=1e-12)

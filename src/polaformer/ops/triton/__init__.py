@@ -154,7 +154,7 @@ class _State(NamedTuple):
 def _forward(q: Tensor, k: Tensor, v: Tensor, power: Tensor, key_padding_mask: Tensor | None, eps: float) -> Tensor:
     call = _Call(q, k, v, power, key_padding_mask, eps)
     state = _key_state(call)
-    output = empty_token_major(v, q.shape[2])
+    output = empty_token_major(v, call.queries)
 
     def run(config: Config) -> Tensor:
         blocks = math.ceil(call.queries / config.rows)
@@ -220,7 +220,7 @@ def _key_state(call: _Call) -> _State:
 def _query_gradient(call: _Call, grad: Tensor, state: _State) -> tuple[Tensor, Tensor, Tensor]:
     """Return q's gradient, power's by blocks of queries, and the row terms of `backward_kernels`."""
     q = call.q
-    grad_q = empty_token_major(q, q.shape[2])
+    grad_q = empty_token_major(q, call.queries)
     row_terms = call.buffer(call.count, 5, call.queries)
 
     def run(config: Config) -> Tensor:
@@ -258,7 +258,7 @@ def _state_gradient(call: _Call, grad: Tensor, state: _State, row_terms: Tensor)
 def _key_gradient(call: _Call, state: _State, grad_state: Tensor, grad_sums: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Return k's and v's gradients, and power's by blocks of keys."""
     k, v = call.k, call.v
-    grad_k, grad_v = (empty_token_major(x, x.shape[2]) for x in (k, v))
+    grad_k, grad_v = (empty_token_major(x, call.keys) for x in (k, v))
 
     def run(config: Config) -> Tensor:
         blocks = math.ceil(call.keys / config.rows)

@@ -19,7 +19,7 @@ from .features import (
     query_exponent,
     split_by_sign,
     store_tile,
-    store_tokens,
+    token_major,
     valid_keys,
 )
 from .forward_kernels import attend_block
@@ -92,7 +92,9 @@ def query_gradient(
         exponent, logs = query_exponent(x, p, peak)
         a, b = split_by_sign(tl.exp2(exponent - maximum[:, None]), x, TF32)
         weight = a * grad_a + b * grad_b
-        store_tokens(grad_q, head, heads, tokens, rows, valid, d, input_gradient(weight, p, x), D)
+        store_tile(
+            token_major(grad_q, head, heads, tokens, D), rows, heads * D, valid, d, input_gradient(weight, p, x), D
+        )
         tl.store(grad_power + tl.program_id(0).to(tl.int64) * D + d, tl.sum(weight * logs, 0) * _LN2, mask=d < D)
 
 
@@ -143,8 +145,8 @@ def state_gradient(
 
     place = part * (tl.num_programs(0) // chunks) + head
     grad_state += place * (2 * D * E)
-    store_tile(grad_state, d, d < D, e, tl.where(first_stream, upper, lower), E)
-    store_tile(grad_state + D * E, d, d < D, e, tl.where(first_stream, lower, upper), E)
+    store_tile(grad_state, d, E, d < D, e, tl.where(first_stream, upper, lower), E)
+    store_tile(grad_state + D * E, d, E, d < D, e, tl.where(first_stream, lower, upper), E)
     if tl.program_id(2) == 0:
         tl.store(grad_sums + place * (2 * D) + d, sum_a, mask=d < D)
         tl.store(grad_sums + place * (2 * D) + D + d, sum_b, mask=d < D)
@@ -186,7 +188,15 @@ def key_gradient(
             grad_a += dot(values, tl.trans(upper), TF32)
             grad_b += dot(values, tl.trans(lower), TF32)
         weight = a * grad_a + b * grad_b
-        store_tokens(grad_k, head, heads, tokens, rows, rows < tokens, d, input_gradient(weight, p, x), D)
+        store_tile(
+            token_major(grad_k, head, heads, tokens, D),
+            rows,
+            heads * D,
+            rows < tokens,
+            d,
+            input_gradient(weight, p, x),
+            D,
+        )
         tl.store(grad_power + tl.program_id(0).to(tl.int64) * D + d, tl.sum(weight * logs, 0) * _LN2, mask=d < D)
 
     for start_e in range(0, E, VALUES):
@@ -200,7 +210,7 @@ def key_gradient(
             upper = operand(load_tile(grad_state, d, E, d < D, e, 1, E), TF32)
             lower = operand(load_tile(grad_state + D * E, d, E, d < D, e, 1, E), TF32)
             grad_values += dot(a, upper, TF32) + dot(b, lower, TF32)
-        store_tokens(grad_v, head, heads, tokens, rows, rows < tokens, e, grad_values, E)
+        store_tile(token_major(grad_v, head, heads, tokens, E), rows, heads * E, rows < tokens, e, grad_values, E)
 
 
 @triton.jit

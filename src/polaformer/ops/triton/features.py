@@ -20,18 +20,16 @@ def load_tile(base, rows, row_stride, valid, columns, column_stride, size: tl.co
 
 
 @triton.jit
-def store_tile(base, rows, valid, columns, x, size: tl.constexpr):
-    """Store rows × columns in a contiguous matrix with `size` columns."""
-    places = base + rows.to(tl.int64)[:, None] * size + columns[None, :]
+def store_tile(base, rows, row_stride, valid, columns, x, size: tl.constexpr):
+    """Store rows × columns in a matrix with `size` columns side by side."""
+    places = base + rows.to(tl.int64)[:, None] * row_stride + columns[None, :]
     tl.store(places, x.to(base.dtype.element_ty), mask=valid[:, None] & (columns < size)[None, :])
 
 
 @triton.jit
-def store_tokens(base, head, heads, tokens, rows, valid, columns, x, size: tl.constexpr):
-    """Store rows × columns of one head in (batch, tokens, heads, size), where the heads of a token lie side by side."""
-    base += (head // heads * tokens * heads + head % heads) * size
-    places = base + rows.to(tl.int64)[:, None] * (heads * size) + columns[None, :]
-    tl.store(places, x.to(base.dtype.element_ty), mask=valid[:, None] & (columns < size)[None, :])
+def token_major(base, head, heads, tokens, size: tl.constexpr):
+    """Return where a head's first token lies in (batch, tokens, heads, size)."""
+    return base + (head // heads * tokens * heads + head % heads) * size
 
 
 @triton.jit

@@ -24,7 +24,7 @@ from .features import (
     query_exponent,
     split_by_sign,
     store_tile,
-    store_tokens,
+    token_major,
     valid_keys,
 )
 
@@ -72,8 +72,8 @@ def key_state(
     place = part * (tl.num_programs(0) // chunks) + head
     first_stream = (e < (E + 1) // 2)[None, :]
     state += place * (2 * D * E)
-    store_tile(state, d, d < D, e, tl.where(first_stream, state_a, state_b), E)
-    store_tile(state + D * E, d, d < D, e, tl.where(first_stream, state_b, state_a), E)
+    store_tile(state, d, E, d < D, e, tl.where(first_stream, state_a, state_b), E)
+    store_tile(state + D * E, d, E, d < D, e, tl.where(first_stream, state_b, state_a), E)
     if tl.program_id(2) == 0:
         tl.store(sums + place * (2 * D) + d, sum_a, mask=d < D)
         tl.store(sums + place * (2 * D) + D + d, sum_b, mask=d < D)
@@ -179,4 +179,4 @@ def query_output(
     )  # fmt: skip
     same, opposite = inverse_weights(same, opposite, count, log2_eps, maximum)
     inverse = tl.where((e < (E + 1) // 2)[None, :], same[:, None], opposite[:, None])
-    store_tokens(output, head, heads, tokens, rows, rows < tokens, e, numerator * inverse, E)
+    store_tile(token_major(output, head, heads, tokens, E), rows, heads * E, rows < tokens, e, numerator * inverse, E)
