@@ -59,8 +59,11 @@ void finish_queries(const Sizes<T>& s, GradientHead<T>& head, Tile<T>& tile) {
             same += weight1, opposite += weight2;
             store<T>(first + c, weight1 + weight2);
         }
-        tile.same[i] *= -sum<T>(same), tile.opposite[i] *= -sum<T>(opposite);
+        store<T>(tile.partial + i * lanes, same), store<T>(tile.partial2 + i * lanes, opposite);
     }
+    reduce_rows<Sum<T>>(tile.partial, tile.rows, tile.partial);
+    reduce_rows<Sum<T>>(tile.partial2, tile.rows, tile.partial2);
+    for (int64_t i = 0; i < tile.rows; ++i) tile.same[i] *= -tile.partial[i], tile.opposite[i] *= -tile.partial2[i];
     for (int64_t c = 0; c < s.d; c += lanes) {
         const Vector<T> power = load(head.power + c), sum_a = load(head.sums + c), sum_b = load(head.sums + s.d + c);
         Vector<T> same_a = {}, same_b = {}, opposite_a = {}, opposite_b = {}, grad_power = {};

@@ -8,25 +8,28 @@ namespace POLA_TARGET {
 // What the features of all keys of a head share.
 template <class T>
 struct Scale {
-    T *power, *largest, *log_largest;  // (d)
-    T *count;                          // (1) valid keys
+    T *power, *largest;  // (d)
+    T *key_shift;        // (d) log2 of the largest |k|; 0 in a channel of zeros, whose exponents are -inf without it
+    T *query_shift;      // (d) the same; -inf in a channel of zeros, which sets no query's scale
+    T *count;            // (1) valid keys
 
     Scale(Allocator<T>& take, const Sizes<T>& s)
-        : power(take(s.d)), largest(take(s.d)), log_largest(take(s.d)), count(take(1)) {}
+        : power(take(s.d)), largest(take(s.d)), key_shift(take(s.d)), query_shift(take(s.d)), count(take(1)) {}
 
     void start(const Problem& p, const Sizes<T>& s, Place at) {
         read_row(p.power, at.batch, at.head, 0, s.channels, power);
         fill(power + s.channels, s.d - s.channels, T(1));
         fill(largest, s.d, T(0));
-        fill(log_largest, s.d, T(0));
+        fill(key_shift, s.d, T(0));
+        fill(query_shift, s.d, T(-INFINITY));
         *count = 0;
     }
 
-    // A channel of zeros gets 0, so that its keys' exponents stay -inf, and not NaN.
     void take_logs(const Sizes<T>& s) {
         for (int64_t c = 0; c < s.d; c += Lanes<T>::count) {
-            const Vector<T> most = load(largest + c);
-            store<T>(log_largest + c, most == T(0) ? Vector<T>{} : log2(most));
+            const Vector<T> most = load(largest + c), log = log2(most);
+            store<T>(key_shift + c, most == T(0) ? Vector<T>{} : log);
+            store<T>(query_shift + c, log);
         }
     }
 };
@@ -103,7 +106,7 @@ inline Vector<T> negative_half(Vector<T> x, Vector<T> feature) {
 template <class T>
 void key_features(const Sizes<T>& s, const Scale<T>& head, Tile<T>& tile, T* sums) {
     for (int64_t c = 0; c < s.d; c += Lanes<T>::count) {
-        const Vector<T> power = load(head.power + c), most = load(head.log_largest + c);
+        const Vector<T> power = load(head.power + c), most = load(head.key_shift + c);
         Vector<T> sum_a = {}, sum_b = {};
         for (int64_t i = 0; i < tile.rows; ++i) {
             const Vector<T> x = load(tile.x + i * s.d + c), log = log2(magnitude<T>(x));
@@ -120,27 +123,38 @@ void key_features(const Sizes<T>& s, const Scale<T>& head, Tile<T>& tile, T* sum
     }
 }
 
+// The largest exponent of each query of a tile, 0 for a query without any, and log2|q|.
+template <class T>
+void query_maxima(const Sizes<T>& s, const Scale<T>& head, Tile<T>& tile) {
+    constexpr int lanes = Lanes<T>::count;
+    for (int64_t i = 0; i < tile.rows; ++i) {
+        Vector<T> most = all<T>(-INFINITY);
+        for (int64_t c = 0; c < s.d; c += lanes) {
+            const Vector<T> log = log2(magnitude<T>(load(tile.x + i * s.d + c)));
+            most = larger<T>(most, load(head.power + c) * (log + load(head.query_shift + c)));
+            store<T>(tile.logs + i * s.d + c, log);
+        }
+        store<T>(tile.partial + i * lanes, most);
+    }
+    reduce_rows<Largest<T>>(tile.partial, tile.rows, tile.maxima);
+    for (int64_t i = 0; i < tile.rows; i += lanes) {
+        const Vector<T> maximum = load(tile.maxima + i);
+        store<T>(tile.maxima + i, maximum == all<T>(-INFINITY) ? Vector<T>{} : maximum);
+    }
+}
+
 // Features of a tile of queries; if they meet the keys through the head's sums, each query's sums of weights too.
 template <bool with_sums, class T, class Keys>
 void query_features(const Sizes<T>& s, const Keys& head, Tile<T>& tile) {
     constexpr int lanes = Lanes<T>::count;
+    query_maxima<T>(s, head, tile);
     for (int64_t i = 0; i < tile.rows; ++i) {
-        T *x = tile.x + i * s.d, *logs = tile.logs + i * s.d, *features = tile.features + i * s.row;
-        Vector<T> most = all<T>(-INFINITY), same = {}, opposite = {};
+        T* features = tile.features + i * s.row;
+        Vector<T> same = {}, opposite = {};
         for (int64_t c = 0; c < s.d; c += lanes) {
-            const Vector<T> log = log2(magnitude<T>(load(x + c)));
-            // A channel in which every key is 0 sets no query's scale.
-            const Vector<T> exponent = load(head.power + c) * (log + load(head.log_largest + c));
-            most = larger<T>(most, load(head.largest + c) == T(0) ? all<T>(-INFINITY) : exponent);
-            store<T>(logs + c, log);
-        }
-        const T maximum = largest<T>(most);
-        tile.maxima[i] = maximum == -INFINITY ? 0 : maximum;
-        for (int64_t c = 0; c < s.d; c += lanes) {
-            const Vector<T> exponent = load(head.power + c) * (load(logs + c) + load(head.log_largest + c));
-            const Vector<T> feature =
-                load(head.largest + c) == T(0) ? Vector<T>{} : exp2(exponent - tile.maxima[i]);
-            const Vector<T> a = positive_half<T>(load(x + c), feature), b = negative_half<T>(load(x + c), feature);
+            const Vector<T> x = load(tile.x + i * s.d + c), log = load(tile.logs + i * s.d + c);
+            const Vector<T> feature = exp2(load(head.power + c) * (log + load(head.query_shift + c)) - tile.maxima[i]);
+            const Vector<T> a = positive_half<T>(x, feature), b = negative_half<T>(x, feature);
             store<T>(features + c, a);
             store<T>(features + s.d + c, b);
             if constexpr (with_sums) {
@@ -148,7 +162,11 @@ void query_features(const Sizes<T>& s, const Keys& head, Tile<T>& tile) {
                 same += a * sum_a + b * sum_b, opposite += a * sum_b + b * sum_a;
             }
         }
-        if constexpr (with_sums) tile.same[i] = sum<T>(same), tile.opposite[i] = sum<T>(opposite);
+        if constexpr (with_sums) store<T>(tile.partial + i * lanes, same), store<T>(tile.partial2 + i * lanes, opposite);
+    }
+    if constexpr (with_sums) {
+        reduce_rows<Sum<T>>(tile.partial, tile.rows, tile.same);
+        reduce_rows<Sum<T>>(tile.partial2, tile.rows, tile.opposite);
     }
 }
 

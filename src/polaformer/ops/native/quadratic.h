@@ -56,8 +56,11 @@ void weigh(const Problem& p, const Sizes<T>& s, double eps, Place at, Pairs<T>& 
         for (int64_t j = 0; j < w.columns; j += Lanes<T>::count) {
             same += load(w.same + i * w.columns + j), opposite += load(w.opposite + i * w.columns + j);
         }
-        queries.same[i] = sum<T>(same), queries.opposite[i] = sum<T>(opposite);
+        store<T>(queries.partial + i * Lanes<T>::count, same);
+        store<T>(queries.partial2 + i * Lanes<T>::count, opposite);
     }
+    reduce_rows<Sum<T>>(queries.partial, queries.rows, queries.same);
+    reduce_rows<Sum<T>>(queries.partial2, queries.rows, queries.opposite);
     invert_denominators(w.scale, eps, queries);
 }
 
@@ -99,7 +102,8 @@ template <class T>
 void center(int64_t columns, const T* weights, T reciprocal, T* grads) {
     Vector<T> total = {};
     for (int64_t j = 0; j < columns; j += Lanes<T>::count) total += load(weights + j) * load(grads + j);
-    const T mean = reciprocal * sum<T>(total);
+    T mean = 0;
+    for (int lane = 0; lane < Lanes<T>::count; ++lane) mean += reciprocal * total[lane];
     for (int64_t j = 0; j < columns; ++j) grads[j] -= mean;
 }
 

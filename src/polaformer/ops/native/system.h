@@ -6,5 +6,8 @@
 #include <cstring>
 #include <initializer_list>
 #include <type_traits>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #include "problem.h"

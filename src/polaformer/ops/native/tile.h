@@ -73,11 +73,13 @@ struct Tile {
     T *values;                       // (TILE, e) v or the output's gradient
     T *maxima, *same, *opposite;     // (TILE) of a query: largest exponent, sums of weights, then their reciprocals
     T *product, *product2;           // (TILE, max(row, e))
+    T *partial, *partial2;           // (TILE, lanes) sums or maxima of a row, before they are reduced
 
     Tile(Allocator<T>& take, const Sizes<T>& s)
         : x(take(TILE * s.d)), logs(take(TILE * s.d)), features(take(TILE * s.row)), values(take(TILE * s.e)),
           maxima(take(TILE)), same(take(TILE)), opposite(take(TILE)),
-          product(take(TILE * (s.row > s.e ? s.row : s.e))), product2(take(TILE * (s.row > s.e ? s.row : s.e))) {}
+          product(take(TILE * (s.row > s.e ? s.row : s.e))), product2(take(TILE * (s.row > s.e ? s.row : s.e))),
+          partial(take(TILE * Lanes<T>::count)), partial2(take(TILE * Lanes<T>::count)) {}
 
     void take_all(int64_t tokens) { range = {0, tokens}, count = tokens, rows = round_up(tokens, 8); }
 };

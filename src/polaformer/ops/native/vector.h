@@ -46,29 +46,89 @@ inline Vector<T> larger(Vector<T> x, Vector<T> y) {
     return x < y ? y : x;
 }
 
-template <class T>
-inline typename Lanes<T>::Bits exchanged(int step) {
-    typename Lanes<T>::Bits index;
-    for (int i = 0; i < Lanes<T>::count; ++i) index[i] = i ^ step;
-    return index;
+// One level of a tree over rows: [x0 op x1, x2 op x3, ..., y0 op y1, ...].
+template <class Operation, class T>
+inline Vector<T> join(Vector<T> x, Vector<T> y) {
+    constexpr int lanes = Lanes<T>::count;
+    typename Lanes<T>::Bits even, odd;
+    for (int i = 0; i < lanes; ++i) even[i] = 2 * i, odd[i] = 2 * i + 1;
+    return Operation::apply(__builtin_shuffle(x, y, even), __builtin_shuffle(x, y, odd));
 }
 
-template <class T>
-inline T largest(Vector<T> x) {
+// Reduces `rows` vectors, a row of lanes each, to one number a row. Works through whole groups of rows: `from` and `to` must
+// have room for them; `to` may be `from`.
+template <class Operation, class T>
+inline void reduce_rows(const T* from, int64_t rows, T* to) {
+    constexpr int lanes = Lanes<T>::count;
+    for (int64_t i = 0; i < rows; i += lanes) {
+        Vector<T> x[lanes];
+        for (int j = 0; j < lanes; ++j) x[j] = load(from + (i + j) * lanes);
 #pragma GCC unroll 8
-    for (int step = Lanes<T>::count / 2; step > 0; step /= 2) x = larger<T>(x, __builtin_shuffle(x, exchanged<T>(step)));
-    return x[0];
+        for (int left = lanes / 2; left > 0; left /= 2)
+            for (int j = 0; j < left; ++j) x[j] = join<Operation, T>(x[2 * j], x[2 * j + 1]);
+        store<T>(to + i, x[0]);
+    }
 }
+
+// Structs, since lambdas are compiled without the file's instruction set.
+template <class T>
+struct Sum {
+    static Vector<T> apply(Vector<T> x, Vector<T> y) { return x + y; }
+};
 
 template <class T>
-inline T sum(Vector<T> x) {
-#pragma GCC unroll 8
-    for (int step = Lanes<T>::count / 2; step > 0; step /= 2) x += __builtin_shuffle(x, exchanged<T>(step));
-    return x[0];
+struct Largest {
+    static Vector<T> apply(Vector<T> x, Vector<T> y) { return larger<T>(x, y); }
+};
+
+// Polynomials for log2(m) / (m - 1), m in [1/sqrt 2, sqrt 2], and for 2^f, f in [-1/2, 1/2].
+inline Vector<float> log2_of_mantissa(Vector<float> f) {
+    Vector<float> p = all<float>(0.12583697f);
+    p = p * f - 0.20726979f;
+    p = p * f + 0.21571565f;
+    p = p * f - 0.23894481f;
+    p = p * f + 0.28791624f;
+    p = p * f - 0.36070368f;
+    p = p * f + 0.48091063f;
+    p = p * f - 0.72134733f;
+    return p * f + 1.44269502f;
 }
 
-// log2 of x >= 0: -inf at 0, NaN at NaN and infinity. A polynomial of m - 1, m the mantissa in [1/sqrt 2, sqrt 2); within 1.6e-7
-// of the result (every positive float was tried).
+inline Vector<float> exp2_of_fraction(Vector<float> f) {
+    Vector<float> p = all<float>(1.5345813e-4f);
+    p = p * f + 1.3399931e-3f;
+    p = p * f + 9.6184891e-3f;
+    p = p * f + 5.5503286e-2f;
+    p = p * f + 0.24022646f;
+    p = p * f + 0.69314718f;
+    return p * f + 1.0f;
+}
+
+// log2 of x >= 0: -inf at 0, NaN at NaN and no number at infinity; within 1.6e-7 of the result (every positive float was tried).
+// exp2 of x <= 127: 0 below x = -150, NaN at NaN; within 8e-8 of the result where that is a normal number (tried in steps of
+// 2.5e-6).
+#if POLA_VECTOR_BYTES == 64
+
+inline Vector<float> log2(Vector<float> x) {
+    __m512 exponent = _mm512_getexp_ps((__m512)x);
+    __m512 mantissa = _mm512_getmant_ps((__m512)x, _MM_MANT_NORM_1_2, _MM_MANT_SIGN_src);
+    const __mmask16 large = _mm512_cmp_ps_mask(mantissa, _mm512_set1_ps(1.41421356f), _CMP_GT_OQ);
+    mantissa = _mm512_mask_mul_ps(mantissa, large, mantissa, _mm512_set1_ps(0.5f));
+    exponent = _mm512_mask_add_ps(exponent, large, exponent, _mm512_set1_ps(1.0f));
+    const Vector<float> f = (Vector<float>)mantissa - 1.0f;
+    return f * log2_of_mantissa(f) + (Vector<float>)exponent;
+}
+
+inline Vector<float> exp2(Vector<float> x) {
+    // scalef takes the whole part of its second argument downwards: it gets the same rounded number that f was taken from.
+    const __m512 rounded = _mm512_roundscale_ps((__m512)x, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC);
+    // -inf - -inf is NaN; clamped, it gives 0 like all that is far below the smallest number.
+    const __m512 f = _mm512_max_ps(_mm512_sub_ps((__m512)x, rounded), _mm512_set1_ps(-0.5f));
+    return (Vector<float>)_mm512_scalef_ps((__m512)exp2_of_fraction((Vector<float>)f), rounded);
+}
+
+#else
+
 inline Vector<float> log2(Vector<float> x) {
     using Bits = Lanes<float>::Bits;
     constexpr int32_t root_half = 0x3f3504f3;
@@ -79,36 +139,20 @@ inline Vector<float> log2(Vector<float> x) {
     const Vector<float> f = (Vector<float>)((shifted & 0x007fffff) + root_half) - 1.0f;
     Vector<float> exponent = __builtin_convertvector(shifted >> 23, Vector<float>);
     exponent = denormal ? exponent - 24.0f : exponent;
-    Vector<float> p = all<float>(0.12583697f);
-    p = p * f - 0.20726979f;
-    p = p * f + 0.21571565f;
-    p = p * f - 0.23894481f;
-    p = p * f + 0.28791624f;
-    p = p * f - 0.36070368f;
-    p = p * f + 0.48091063f;
-    p = p * f - 0.72134733f;
-    p = p * f + 1.44269502f;
-    const Vector<float> result = f * p + (x * 0.0f + exponent);
+    const Vector<float> result = f * log2_of_mantissa(f) + (x * 0.0f + exponent);
     return x == 0.0f ? all<float>(-INFINITY) : result;
 }
 
-// 2^x for x <= 127, 0 below x = -126, NaN at NaN. A polynomial of x - round(x); within 8e-8 of the result (tried in steps of
-// 2.5e-6).
 inline Vector<float> exp2(Vector<float> x) {
     using Bits = Lanes<float>::Bits;
     const Vector<float> magic = all<float>(12582912.0f);  // 1.5 * 2^23: adding it rounds to a whole number in the low bits
     const Vector<float> rounded = x + magic;
-    const Vector<float> f = x - (rounded - magic);
-    Vector<float> p = all<float>(1.5345813e-4f);
-    p = p * f + 1.3399931e-3f;
-    p = p * f + 9.6184891e-3f;
-    p = p * f + 5.5503286e-2f;
-    p = p * f + 0.24022646f;
-    p = p * f + 0.69314718f;
-    p = p * f + 1.0f;
+    const Vector<float> p = exp2_of_fraction(x - (rounded - magic));
     const Vector<float> scale = (Vector<float>)(((Bits)rounded - (Bits)magic + 127) << 23);
     return x < -126.0f ? Vector<float>{} : p * scale;
 }
+
+#endif
 
 // float64 is for checking, not for speed: the C library's functions, lane by lane.
 inline Vector<double> log2(Vector<double> x) {
