@@ -35,8 +35,8 @@ lint: $(VENV)/.dev
 
 # The tables of docs/performance.md, on an otherwise idle machine.
 bench: $(VENV)/.train
-	$(BIN)/python benchmarks/attention.py
-	$(BIN)/python benchmarks/network.py
+	$(BIN)/python benchmarks/attention.py --rounds 9
+	$(BIN)/python benchmarks/network.py --rounds 9
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info
