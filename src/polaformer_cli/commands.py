@@ -198,7 +198,7 @@ def demo_parser(prog: str) -> Parser:
         usage=f"{prog} [--out DIR]",
         description="Train a small classifier of handwritten digits (1,797 real scans that\n"
         "scikit-learn ships), score it on a fifth held out, and draw what it predicts.\n"
-        "Takes about a minute and a half on two idle cores, and needs no network.",
+        "Takes a little over a minute on two idle cores, and needs no network.",
         epilog="examples:\n  polaformer demo\n  polaformer demo --out /tmp/digits",
     )
     parser.add_argument("--out", metavar="DIR", default="demo", help="folder of run and picture (default: demo)")
