@@ -23,6 +23,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from .layout import empty_token_major
 from .tiles import Group, Scratch, head_groups, token_tiles
 
 # exp(±bound) stays a normal number of the dtype with room for a sum over keys.
@@ -51,7 +52,7 @@ def forward(q: Tensor, k: Tensor, v: Tensor, power: Tensor, key_padding_mask: Te
     with torch.autocast(q.device.type, enabled=False):
         full = full_power(q, k, v, power)
         scratch = Scratch(full)
-        output = v.new_empty((*q.shape[:3], v.shape[3]))
+        output = empty_token_major(v, q.shape[2])
         for group in groups(q, k, v):
             state = _state(k[group], v[group], full[group], padding_of(key_padding_mask, group), scratch)
             attend(output[group], q[group], full[group], state, eps, scratch)
@@ -65,7 +66,7 @@ def backward(
     with torch.autocast(q.device.type, enabled=False):
         full = full_power(q, k, v, power)
         scratch = Scratch(full)
-        grad_q, grad_k, grad_v = (torch.empty_like(x, memory_format=torch.contiguous_format) for x in (q, k, v))
+        grad_q, grad_k, grad_v = (empty_token_major(x, x.shape[2]) for x in (q, k, v))
         slopes = torch.zeros_like(full, memory_format=torch.contiguous_format)
         for group in groups(q, k, v):
             p, hidden = full[group], padding_of(key_padding_mask, group)
