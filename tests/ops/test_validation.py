@@ -37,6 +37,7 @@ def arguments(**changes: Any) -> dict[str, Any]:
         ({"power": torch.tensor([[1.0, 2.0, 3.0, -0.5, 1.0]])}, "power must be > 0 everywhere, got a minimum of -0.5"),
         ({"power": torch.full((3, 5), float("nan"))}, "power must be > 0 everywhere, got a minimum of nan"),
         ({"power": torch.zeros(3, 5)}, "power must be > 0 everywhere"),
+        ({"q": torch.ones(2, 3, 7, 5).to_sparse()}, "q must be a dense tensor (layout torch.strided), got torch.sparse_coo"),
         ({"eps": 0.0}, "eps must be > 0, got 0.0"),
         ({"backend": "cuda"}, "backend must be one of auto, native, triton, tiled, reference, got 'cuda'"),
         ({"key_padding_mask": torch.zeros(2, 7, dtype=torch.bool)}, "key_padding_mask must have shape (batch, keys) = (2, 11), got (2, 7)"),

@@ -58,6 +58,8 @@ def check_storage(**tensors: Tensor) -> None:
     """Raise ValueError unless all, by their names, are floating-point, on one device and not empty."""
     first = next(iter(tensors))
     for name, x in tensors.items():
+        if x.layout != torch.strided:
+            raise ValueError(f"{name} must be a dense tensor (layout torch.strided), got {x.layout}")
         if not x.is_floating_point():
             raise ValueError(f"{name} must have a floating-point dtype, got {x.dtype}")
         if x.device != tensors[first].device:
